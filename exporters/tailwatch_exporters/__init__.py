@@ -1,0 +1,1 @@
+"""Exporters for the host, its threads and its GPUs."""

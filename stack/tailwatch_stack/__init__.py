@@ -1,0 +1,1 @@
+"""The tailwatch command and the stack it runs."""
