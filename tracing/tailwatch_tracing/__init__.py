@@ -1,0 +1,1 @@
+"""Request and stage timing for AI inference services."""
