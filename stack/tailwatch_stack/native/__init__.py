@@ -1,0 +1,1 @@
+"""The stack as plain processes: no container engine, nothing installed on the host."""
