@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tailwatch_stack.errors import TailwatchError
+from tailwatch_stack.native.relocation import relocate
 
 # The index and the caches are ours, so neither root nor an earlier `apt-get update` is needed.
 # Hooks are cleared: they belong to the host's own updates (PackageKit, AppStream).
@@ -30,6 +31,10 @@ Acquire::https::Timeout "20";
 #clear APT::Update::Post-Invoke-Success;
 #clear DPkg::Post-Invoke;
 """
+
+# Dependencies that are only files, which a package links to by relative paths: the scripts and
+# fonts of Prometheus' web pages. The others (libc6, adduser) are the host's.
+_FILE_PACKAGES = ("libjs-", "fonts-")
 
 
 def cache_dir() -> Path:
@@ -83,28 +88,40 @@ def _fetch(package: str, work: Path) -> Path:
     config = work / "apt.conf"
     config.write_text(_APT_CONFIG.format(work=work))
     # A failed source does not matter as long as the package is found in another one.
-    update = _apt(config, work, "update")
-    download = _apt(config, work, "download", package)
-    archives = list(work.glob("*.deb"))
-    if download.returncode != 0 or len(archives) != 1:
-        complaint = _complaint(update) or _complaint(download) or "no reason given"
-        raise TailwatchError(f"apt-get download {package}: {complaint}")
+    update = _run(work, "apt-get", "-q", "-c", str(config), "update")
     files = work / "files"
-    unpack = subprocess.run(
-        ["dpkg-deb", "-x", archives[0], files],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if unpack.returncode != 0:
-        raise TailwatchError(f"dpkg-deb -x {archives[0].name}: {unpack.stderr.strip()}")
+    done: set[str] = set()
+    wanted = {package}
+    while wanted:
+        download = _run(work, "apt-get", "-q", "-c", str(config), "download", *sorted(wanted))
+        if download.returncode != 0:
+            complaint = _complaint(update) or _complaint(download) or "no reason given"
+            raise TailwatchError(f"apt-get download {package}: {complaint}")
+        done |= wanted
+        wanted = set()
+        for archive in work.glob("*.deb"):
+            unpack = _run(work, "dpkg-deb", "-x", archive.name, str(files))
+            if unpack.returncode != 0:
+                raise TailwatchError(f"dpkg-deb -x {archive.name}: {unpack.stderr.strip()}")
+            wanted |= _file_packages(_run(work, "dpkg-deb", "-f", archive.name, "Depends").stdout)
+            archive.unlink()
+        wanted -= done
+    # 210 MB of time zones as text, of which the web pages read the packed copy beside it.
+    shutil.rmtree(files / "usr/share/javascript/moment-timezone/data", ignore_errors=True)
+    relocate(files)
     return files
 
 
-def _apt(config: Path, work: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def _file_packages(depends: str) -> set[str]:
+    """Return the packages of files only in a Depends field (deb-control(5))."""
+    alternatives = (dependency.split("|")[0].split() for dependency in depends.split(","))
+    names = (words[0].split(":")[0] for words in alternatives if words)
+    return {name for name in names if name.startswith(_FILE_PACKAGES)}
+
+
+def _run(work: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["apt-get", "-q", "-c", config, *command],
+        command,
         cwd=work,
         env={**os.environ, "LC_ALL": "C"},
         stdin=subprocess.DEVNULL,
