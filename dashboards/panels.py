@@ -1,0 +1,365 @@
+"""Panels in the house style: one function per kind, the same manners for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dashboards import colors
+from dashboards.sdk import (
+    bargauge,
+    common,
+    common_model,
+    dashboard,
+    heatmap,
+    heatmap_model,
+    model,
+    prometheus,
+    prometheus_model,
+    stat,
+    statetimeline,
+    table,
+    text,
+    timeseries,
+)
+
+AnyPanel = (
+    timeseries.Panel
+    | stat.Panel
+    | bargauge.Panel
+    | table.Panel
+    | heatmap.Panel
+    | statetimeline.Panel
+    | text.Panel
+)
+PanelT = TypeVar(
+    "PanelT",
+    timeseries.Panel,
+    stat.Panel,
+    bargauge.Panel,
+    table.Panel,
+    heatmap.Panel,
+    statetimeline.Panel,
+)
+
+DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+Steps = Sequence[tuple[str, float | None]]
+
+
+@dataclass(frozen=True)
+class Help:
+    """What a panel's (i) says.
+
+    Args:
+        good: what good looks like, and what an empty panel means where that is not obvious.
+        runbook: name of the alert whose runbook belongs to this panel.
+    """
+
+    good: str
+    runbook: str = ""
+
+    def __str__(self) -> str:
+        """Return the text as Markdown."""
+        if not self.runbook:
+            return self.good
+        return f"{self.good}\n\n[Runbook: {self.runbook}](/runbooks/{self.runbook})"
+
+
+@dataclass(frozen=True)
+class Query:
+    """One PromQL query of a panel, over the time range."""
+
+    expr: str
+    legend: str = ""
+    exemplars: bool = False
+
+    def build(self) -> prometheus.Dataquery:
+        """Return the SDK's query."""
+        query = prometheus.Dataquery().datasource(DATASOURCE).expr(self.expr).range()
+        if self.legend:
+            query.legend_format(self.legend)
+        if self.exemplars:
+            query.exemplar(True)
+        return query
+
+
+@dataclass(frozen=True)
+class Override:
+    """How the series whose name matches the regular expression `names` differ from the rest."""
+
+    names: str
+    color: str = ""
+    dashed: bool = False
+    right_axis_unit: str = ""
+
+    def apply(self, panel: timeseries.Panel) -> None:
+        """Add this override to the panel."""
+        properties: list[tuple[str, object]] = []
+        if self.color:
+            properties.append(("color", {"mode": "fixed", "fixedColor": self.color}))
+        if self.dashed:
+            properties.append(("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}))
+            properties.append(("custom.fillOpacity", 0))
+            properties.append(("custom.stacking", {"mode": "none", "group": "A"}))
+        if self.right_axis_unit:
+            properties.append(("custom.axisPlacement", "right"))
+            properties.append(("unit", self.right_axis_unit))
+        panel.override_by_regexp(
+            f"/{self.names}/", [model.DynamicConfigValue(name, value) for name, value in properties]
+        )
+
+
+def named(series: Mapping[str, str]) -> list[Override]:
+    """Return one override per series name -> colour."""
+    return [Override(f"^{name}$", color=color) for name, color in series.items()]
+
+
+def thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
+    """Return (colour, from value) steps; the first value is None, for everything below."""
+    return (
+        dashboard.ThresholdsConfig()
+        .mode(model.ThresholdsMode.ABSOLUTE)
+        .steps([model.Threshold(value=value, color=color) for color, value in steps])
+    )
+
+
+def link(title: str, url: str) -> dashboard.DashboardLink:
+    """Return a data link of a series or value; the URL may use `${__field.labels.x}`."""
+    return dashboard.DashboardLink(title).url(url)
+
+
+def values(names: Mapping[int, tuple[str, str]]) -> list[model.ValueMapping]:
+    """Return mappings value -> (text, colour)."""
+    options = {
+        str(value): model.ValueMappingResult(text=label, color=color, index=index)
+        for index, (value, (label, color)) in enumerate(names.items())
+    }
+    return [model.ValueMap(options=options)]
+
+
+def graph(
+    title: str,
+    unit: str,
+    queries: Sequence[Query],
+    about: Help,
+    *,
+    overrides: Sequence[Override] = (),
+    stacked: bool = False,
+    maximum: float | None = None,
+    limits: Steps = (),
+    legend_on_right: bool = False,
+) -> timeseries.Panel:
+    """Return lines over time from 0 up; `limits` are drawn as dashed lines."""
+    panel = timeseries.Panel().min(0).line_width(1.5).span_nulls(False)
+    panel.show_points(common_model.VisibilityMode.NEVER)
+    panel.fill_opacity(45 if stacked else 8).gradient_mode(common_model.GraphGradientMode.OPACITY)
+    panel.color_scheme(_color(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    panel.tooltip(
+        common.VizTooltipOptions()
+        .mode(common_model.TooltipDisplayMode.MULTI)
+        .sort(common_model.SortOrder.NONE if stacked else common_model.SortOrder.DESCENDING)
+    )
+    panel.legend(_legend(on_right=legend_on_right))
+    if stacked:
+        panel.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
+        panel.line_width(0.5)
+    if maximum is not None:
+        panel.max(maximum)
+    if limits:
+        panel.thresholds(thresholds(limits))
+        panel.thresholds_style(
+            common.GraphThresholdsStyleConfig().mode(common_model.GraphThresholdsStyleMode.DASHED)
+        )
+    _describe(panel, title, about, queries)
+    panel.unit(unit)
+    for override in overrides:
+        override.apply(panel)
+    return panel
+
+
+def number(
+    title: str,
+    unit: str,
+    query: Query,
+    about: Help,
+    *,
+    steps: Steps = ((colors.CALM, None),),
+    when_absent: str = "no data",
+    filled: bool = False,
+    decimals: int | None = None,
+    links: Sequence[dashboard.DashboardLink] = (),
+) -> stat.Panel:
+    """Return the last value, large, with its history behind it; `filled` colours the tile."""
+    panel = stat.Panel().reduce_options(_last())
+    panel.color_mode(
+        common_model.BigValueColorMode.BACKGROUND_SOLID
+        if filled
+        else common_model.BigValueColorMode.VALUE
+    )
+    panel.graph_mode(
+        common_model.BigValueGraphMode.NONE if filled else common_model.BigValueGraphMode.AREA
+    )
+    panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
+    panel.no_value(when_absent).data_links(list(links))
+    if decimals is not None:
+        panel.decimals(decimals)
+    _describe(panel, title, about, [query])
+    return panel.unit(unit)
+
+
+def names(
+    title: str,
+    queries: Sequence[Query],
+    about: Help,
+    *,
+    steps: Steps,
+    links: Sequence[dashboard.DashboardLink] = (),
+) -> stat.Panel:
+    """Return one coloured tile per series that shows the series' name, not its value."""
+    panel = stat.Panel().reduce_options(_last()).text_mode(common_model.BigValueTextMode.NAME)
+    panel.color_mode(common_model.BigValueColorMode.BACKGROUND)
+    panel.graph_mode(common_model.BigValueGraphMode.NONE)
+    panel.orientation(common_model.VizOrientation.HORIZONTAL)
+    panel.justify_mode(common_model.BigValueJustifyMode.CENTER)
+    panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
+    panel.data_links(list(links))
+    _describe(panel, title, about, queries)
+    return panel.unit("none")
+
+
+def bars(
+    title: str,
+    unit: str,
+    queries: Sequence[Query],
+    about: Help,
+    *,
+    steps: Steps,
+    maximum: float | None = None,
+) -> bargauge.Panel:
+    """Return the last value of each series as a horizontal bar from 0."""
+    panel = bargauge.Panel().reduce_options(_last()).min(0)
+    panel.orientation(common_model.VizOrientation.HORIZONTAL)
+    panel.display_mode(common_model.BarGaugeDisplayMode.GRADIENT)
+    panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
+    if maximum is not None:
+        panel.max(maximum)
+    _describe(panel, title, about, queries)
+    return panel.unit(unit)
+
+
+def states(
+    title: str,
+    queries: Sequence[Query],
+    about: Help,
+    *,
+    mappings: Mapping[int, tuple[str, str]],
+    links: Sequence[dashboard.DashboardLink] = (),
+) -> statetimeline.Panel:
+    """Return one bar per series over time, coloured by value -> (text, colour)."""
+    panel = statetimeline.Panel().mappings(values(mappings)).merge_values(True)
+    panel.row_height(0.8).fill_opacity(85).line_width(0)
+    panel.show_value(common_model.VisibilityMode.NEVER)
+    panel.color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
+    panel.thresholds(thresholds([(colors.MUTED, None)]))
+    panel.legend(_legend(on_right=False))
+    panel.data_links(list(links))
+    _describe(panel, title, about, queries)
+    return panel.unit("none")
+
+
+def durations(title: str, histogram_rate: str, about: Help) -> heatmap.Panel:
+    """Return a classic histogram in seconds over time; the query is summed by `le`."""
+    panel = heatmap.Panel().calculate(False).cell_gap(1)
+    panel.y_axis(heatmap.YAxisConfig().unit("s"))
+    panel.color(
+        heatmap.HeatmapColorOptions()
+        .mode(heatmap_model.HeatmapColorMode.SCHEME)
+        .scheme("Oranges")
+        .exponent(0.5)
+        .steps(64)
+    )
+    panel.tooltip(
+        heatmap.HeatmapTooltip()
+        .mode(common_model.TooltipDisplayMode.SINGLE)
+        .y_histogram(False)
+        .show_color_scale(True)
+    )
+    _describe(panel, title, about, [])
+    panel.with_target(
+        Query(histogram_rate, "{{le}}").build().format(prometheus_model.PromQueryFormat.HEATMAP)
+    )
+    return panel.unit("s")
+
+
+def listing(
+    title: str,
+    expr: str,
+    about: Help,
+    *,
+    columns: Mapping[str, str],
+    value_unit: str,
+    value_steps: Steps,
+) -> table.Panel:
+    """Return one row per series of an instant query.
+
+    Args:
+        title: of the panel.
+        expr: PromQL; its value is the column `Value`.
+        about: the help text.
+        columns: label (or `Value`) -> heading, in order; other labels are left out by the query.
+        value_unit: unit of the value.
+        value_steps: thresholds of the value, shown as text colour.
+    """
+    panel = table.Panel()
+    _describe(panel, title, about, [])
+    query = prometheus.Dataquery().datasource(DATASOURCE).expr(expr).instant()
+    panel.with_target(query.format(prometheus_model.PromQueryFormat.TABLE))
+    panel.with_transformation(
+        model.DataTransformerConfig(
+            id_val="organize",
+            options={
+                "excludeByName": {"Time": True},
+                "indexByName": {name: index for index, name in enumerate(columns)},
+                "renameByName": dict(columns),
+            },
+        )
+    )
+    panel.override_by_name(
+        columns["Value"],
+        [
+            model.DynamicConfigValue("unit", value_unit),
+            model.DynamicConfigValue("thresholds", thresholds(value_steps).build()),
+            model.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
+        ],
+    )
+    return panel.unit("none")
+
+
+def note(markdown: str) -> text.Panel:
+    """Return a text panel without a frame."""
+    return text.Panel().content(markdown).transparent(True)
+
+
+def _describe(panel: PanelT, title: str, about: Help, queries: Sequence[Query]) -> None:
+    panel.title(title).description(str(about)).datasource(DATASOURCE)
+    for query in queries:
+        panel.with_target(query.build())
+
+
+def _color(mode: model.FieldColorModeId) -> dashboard.FieldColor:
+    return dashboard.FieldColor().mode(mode)
+
+
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
+
+
+def _legend(*, on_right: bool) -> common.VizLegendOptions:
+    legend = common.VizLegendOptions().show_legend(True)
+    if not on_right:
+        legend.display_mode(common_model.LegendDisplayMode.LIST)
+        return legend.placement(common_model.LegendPlacement.BOTTOM)
+    legend.display_mode(common_model.LegendDisplayMode.TABLE).calcs(["lastNotNull", "max"])
+    return legend.placement(common_model.LegendPlacement.RIGHT)

@@ -1,0 +1,48 @@
+"""PromQL fragments that several panels share. Metric names stay literals at the caller."""
+
+from __future__ import annotations
+
+SERVICE = 'service=~"$service"'
+HOST = 'host=~"$host"'
+ERRORS = 'outcome=~"error|error_midstream|timeout|rejected"'
+
+# Alerts about a target or the pipeline carry no service: they are shown whatever is selected.
+ALERTS_SHOWN = 'role=~"symptom|meta",alertname!="Watchdog",service=~"$service|"'
+# 0 while the always-firing Watchdog proves that rules are evaluated; absent otherwise, so that
+# a dead rule engine never reads as "nothing fires".
+ZERO_WHILE_ALERTING_WORKS = '0 * count(ALERTS{alertname="Watchdog",alertstate="firing"})'
+
+GPU_LEGEND = "{{host}} GPU {{index}}{{simulated}}"
+
+
+def rate(counter: str, selector: str) -> str:
+    """Return the per-second rate of a counter over Grafana's rate interval."""
+    return f"rate({counter}{{{selector}}}[$__rate_interval])"
+
+
+def quantile(q: float, histogram: str, selector: str, by: str = "") -> str:
+    """Return the q-quantile of a classic histogram; buckets are summed before the quantile.
+
+    Args:
+        q: 0..1.
+        histogram: family name, without `_bucket`.
+        selector: label matchers, without braces.
+        by: labels to keep, comma separated.
+    """
+    labels = f"{by}, le" if by else "le"
+    return f"histogram_quantile({q}, sum by ({labels}) ({rate(f'{histogram}_bucket', selector)}))"
+
+
+def per_gpu(series: str, gpus: str = "") -> str:
+    """Return series (which carry host and uuid) with the labels of GPU_LEGEND.
+
+    Args:
+        series: an expression that keeps the labels `host` and `uuid`.
+        gpus: further matchers on gpu_info, such as `index=~"$gpu"`.
+    """
+    selector = f"{HOST},{gpus}" if gpus else HOST
+    identity = (
+        f'label_replace(gpu_info{{{selector}}}, "simulated", " (simulated)", '
+        '"name", "(?i).*simulated.*")'
+    )
+    return f"{series} * on (host, uuid) group_left (index, simulated) {identity}"
