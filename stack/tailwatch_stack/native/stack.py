@@ -1,0 +1,218 @@
+"""The four services that both `tailwatch up` and `tailwatch demo` run, and how a run goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tailwatch_stack.errors import TailwatchError
+from tailwatch_stack.native import alertmanager, binaries, ports, prometheus, supervisor
+from tailwatch_stack.native.console import Console
+from tailwatch_stack.native.ports import ADDRESS
+from tailwatch_stack.native.processes import Service
+from tailwatch_stack.native.rundir import run_directory
+from tailwatch_stack.native.signals import StopSignals, unwind_on_termination
+from tailwatch_stack.native.targets import Target, local_target
+
+OVERVIEW = "/d/tailwatch-overview"
+
+
+class Programs:
+    """The programs of the stack that are not ours, found or downloaded."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.prometheus = binaries.locate("prometheus", report)
+        self.promtool = binaries.locate("promtool", report)
+        self.alertmanager = binaries.locate("alertmanager", report)
+        self.amtool = binaries.locate("amtool", report)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a run of the stack is made of.
+
+    Attributes:
+        programs: where Prometheus and Alertmanager are.
+        ports: loopback port by service, with at least those of `ports.STACK_PORTS`.
+        rules: directory with `recording/` and `alerts/`.
+        alertmanager_config: a person's own file; None: the shipped one.
+        webhook_url: for the shipped one.
+        targets: besides the stack's own.
+        scrape_configs: further jobs.
+        data: kept directory for the data; None: in the run's directory, gone with it.
+        exporter_environment: added to the exporter's.
+    """
+
+    programs: Programs
+    ports: Mapping[str, int]
+    rules: Path
+    alertmanager_config: Path | None = None
+    webhook_url: str | None = None
+    targets: Sequence[Target] = ()
+    scrape_configs: Sequence[Mapping[str, Any]] = ()
+    data: Path | None = None
+    exporter_environment: Mapping[str, str] = field(default_factory=dict)
+
+    def services(self, directory: Path) -> list[Service]:
+        """Write and check the configurations in `directory`; return the services in order.
+
+        Raises:
+            TailwatchError: a configuration is refused, or the data directory cannot be made.
+        """
+        prometheus_config = directory / "prometheus.yml"
+        _write_yaml(
+            prometheus_config,
+            prometheus.configuration(
+                self.rules,
+                self.ports["alertmanager"],
+                [*self._own_targets(), *self.targets],
+                self.scrape_configs,
+            ),
+        )
+        prometheus.check(self.programs.promtool, prometheus_config, "Prometheus' configuration")
+        alertmanager_config = self.alertmanager_config or directory / "alertmanager.yml"
+        if self.alertmanager_config is None:
+            _write_yaml(alertmanager_config, alertmanager.configuration(self.webhook_url))
+        alertmanager.check(
+            self.programs.amtool,
+            alertmanager_config,
+            str(self.alertmanager_config or "Alertmanager's configuration"),
+        )
+        data = self.data or directory
+        return [
+            self._exporter(),
+            alertmanager.service(
+                self.programs.alertmanager,
+                alertmanager_config,
+                _made(data / "alertmanager"),
+                self.ports["alertmanager"],
+            ),
+            prometheus.service(
+                self.programs.prometheus,
+                prometheus_config,
+                _made(data / "prometheus"),
+                self.ports["prometheus"],
+            ),
+            self._viewer(),
+        ]
+
+    def url(self, service: str) -> str:
+        """Return the base URL of a service by its name in `ports`."""
+        return f"http://{ADDRESS}:{self.ports[service]}"
+
+    def _own_targets(self) -> list[Target]:
+        jobs = {
+            "tailwatch-exporter": "exporter",
+            "prometheus": "prometheus",
+            "alertmanager": "alertmanager",
+        }
+        return [local_target(job, f"{ADDRESS}:{self.ports[name]}") for job, name in jobs.items()]
+
+    def _exporter(self) -> Service:
+        return Service(
+            name="exporter",
+            command=tailwatch_command(
+                "exporter", f"--web.listen-address={ADDRESS}:{self.ports['exporter']}"
+            ),
+            ready_url=f"{self.url('exporter')}/metrics",
+            environment=self.exporter_environment,
+        )
+
+    def _viewer(self) -> Service:
+        return Service(
+            name="viewer",
+            command=tailwatch_command(
+                "viewer",
+                f"--web.listen-address={ADDRESS}:{self.ports['viewer']}",
+                f"--prometheus.url={self.url('prometheus')}",
+            ),
+            ready_url=f"{self.url('viewer')}/api/dashboards",
+        )
+
+
+def tailwatch_command(*arguments: str) -> list[str | Path]:
+    """Return the command that runs one of our own commands with this Python."""
+    return [sys.executable, "-m", "tailwatch_stack", *arguments]
+
+
+def add_status_file_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--status-file`."""
+    parser.add_argument(
+        "--status-file",
+        type=Path,
+        metavar="FILE",
+        help="write URLs and process ids there as JSON once everything runs; removed at the stop",
+    )
+
+
+def run(
+    stack: Stack,
+    build: Callable[[Path], Sequence[Service]],
+    urls: Mapping[str, str],
+    status_file: Path | None,
+    console: Console,
+) -> int:
+    """Run the services that `build` returns until Ctrl-C or a failure; return the exit code.
+
+    Args:
+        stack: what runs; its ports are checked.
+        build: gets the run's directory, returns the services in the order of their start.
+        urls: what to print, and under which name, once all are ready.
+        status_file: see `add_status_file_argument`.
+        console: where progress goes.
+    """
+    ports.check_free(stack.ports)
+    began = time.monotonic()
+
+    def announce(running: supervisor.Supervisor) -> None:
+        console.line()
+        width = max(map(len, urls))
+        for name, url in urls.items():
+            console.line(f"  {name:<{width}}  {url}")
+        console.line()
+        console.line(f"everything runs after {time.monotonic() - began:.1f} s; Ctrl-C stops it")
+        if status_file is not None:
+            _write_json(status_file, {"urls": dict(urls), "pids": running.pids})
+
+    with StopSignals() as signals, run_directory() as directory:
+        try:
+            return supervisor.run(build, announce, console, signals, directory)
+        finally:
+            if status_file is not None:
+                status_file.unlink(missing_ok=True)
+
+
+def prepare(console: Console) -> Programs:
+    """Find the programs; from here on SIGTERM and SIGHUP clean up as Ctrl-C does."""
+    unwind_on_termination()
+    return Programs(console.line)
+
+
+def _made(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TailwatchError(f"{directory} cannot be made: {error.strerror}") from error
+    return directory
+
+
+def _write_yaml(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(dict(document), sort_keys=False))
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    try:
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(json.dumps(document, indent=2) + "\n")
+        os.replace(part, path)
+    except OSError as error:
+        raise TailwatchError(f"--status-file {path}: {error.strerror}") from error
