@@ -33,6 +33,7 @@ from dashboards.thresholds import (
     ERROR_BUDGET,
     FAST_BURN,
     HOT_THREAD,
+    QUEUE_DEPTH,
     TAIL_RATIO,
     WAITING,
 )
@@ -163,7 +164,7 @@ def waiting() -> AnyPanel:
             f"Good: below {WAITING:g}. Requests in a queue; in flight where a service has none.",
             runbook="QueueBeyondTimeout",
         ),
-        steps=[(colors.GOOD, None), (colors.WARN, WAITING), (colors.BAD, 10)],
+        steps=[(colors.GOOD, None), (colors.WARN, WAITING), (colors.BAD, QUEUE_DEPTH)],
         decimals=0,
     )
 

@@ -17,7 +17,7 @@ from dashboards.panels import (
 )
 from dashboards.promql import SERVICE, quantile, rate
 from dashboards.sdk import units
-from dashboards.thresholds import WAITING
+from dashboards.thresholds import ERROR_BUDGET, PAUSE_SHARE, QUEUE_DEPTH, WAITING
 
 UID = "tailwatch-request-path"
 
@@ -123,7 +123,7 @@ def waiting() -> AnyPanel:
             f"Good: below {WAITING:g}. Requests in a queue; in flight where a service has none.",
             runbook="QueueBeyondTimeout",
         ),
-        steps=[(colors.GOOD, None), (colors.WARN, WAITING), (colors.BAD, 10)],
+        steps=[(colors.GOOD, None), (colors.WARN, WAITING), (colors.BAD, QUEUE_DEPTH)],
         decimals=0,
     )
 
@@ -141,7 +141,7 @@ def rejected() -> AnyPanel:
             "others fast.",
             runbook="ErrorBudgetFastBurn",
         ),
-        steps=[(colors.GOOD, None), (colors.WARN, 0.01), (colors.BAD, 0.1)],
+        steps=[(colors.GOOD, None), (colors.WARN, ERROR_BUDGET), (colors.BAD, 10 * ERROR_BUDGET)],
         when_absent="no traffic",
         decimals=1,
     )
@@ -185,10 +185,10 @@ def stage_shares(slow: str) -> AnyPanel:
     which = f'slow="{slow}"'
     total = f"sum({rate('inference_stage_seconds_total', f'{which},{SERVICE}')}) > 0"
     about = {
-        "true": "Requests over the SLO. The stage that is larger here than in the fast ones is "
-        "where the tail comes from. Empty: none was slow, or the service has no SLO.",
-        "false": "Requests within the SLO; all of them where the service has none. "
-        "Good: the same picture as for slow requests.",
+        "true": "Good: empty (none was over the SLO), or the same picture as for fast requests. "
+        "The stage that is larger here is where the tail comes from. Needs an SLO.",
+        "false": "Good: inference is most of it. Requests within the SLO; all of them where the "
+        "service has none.",
     }[slow]
     return graph(
         title,
@@ -436,11 +436,11 @@ def loop_lost() -> AnyPanel:
         units.PercentUnit,
         [Query(f"max by (service) ({lost})", "{{service}}")],
         Help(
-            "Good: below 5 %. Share of time in which the loop could not run what was due: "
-            "blocking calls, CPU work or a pause. Empty: the service has no event loop.",
+            f"Good: below {PAUSE_SHARE:.0%} (dashed). Share of time in which the loop could not "
+            "run what was due: blocking calls, CPU work or a pause. Empty: no event loop.",
             runbook="LatencyTailDivergence",
         ),
-        maximum=1,
+        limits=[("transparent", None), (colors.LIMIT, PAUSE_SHARE)],
     )
 
 
@@ -469,10 +469,11 @@ def gc_share() -> AnyPanel:
         units.PercentUnit,
         [Query(f"max by (service) ({pauses})", "{{service}}")],
         Help(
-            "Good: below 1 %. Share of time in which Python collected garbage and ran nothing "
-            "else.",
+            f"Good: below {PAUSE_SHARE:.0%} (dashed). Share of time in which Python collected "
+            "garbage and ran nothing else.",
             runbook="LatencyTailDivergence",
         ),
+        limits=[("transparent", None), (colors.LIMIT, PAUSE_SHARE)],
     )
 
 
@@ -491,9 +492,19 @@ def gc_longest() -> AnyPanel:
 
 
 def _stages() -> list[tuple[str, str]]:
-    """Return (legend, matcher) in causal order; the last one takes the service's own stages."""
-    known = [(name, f'stage="{name}"') for name in colors.STAGES]
-    return [*known, ("{{stage}}", f'stage!~"{"|".join(colors.STAGES)}"')]
+    """Return (legend, matcher) in causal order, which is the order in which a stack piles up.
+
+    Waiting for a batch, copies and a service's own stages mostly lie between preprocessing and
+    inference.
+    """
+    named_here = "ingress|preprocess|inference|postprocess"
+    return [
+        ("ingress", 'stage="ingress"'),
+        ("preprocess", 'stage="preprocess"'),
+        ("{{stage}}", f'stage!~"{named_here}"'),
+        ("inference", 'stage="inference"'),
+        ("postprocess", 'stage="postprocess"'),
+    ]
 
 
 def _stage_rate(stage: str, which: str = "") -> str:

@@ -1,11 +1,27 @@
-"""The numbers at which alerts fire, for the lines and colours of panels."""
+"""The numbers at which alerts fire, for the lines and colours of panels.
+
+Read from alert_rules/thresholds.yaml, so that a page and the picture it links to agree.
+"""
 
 from __future__ import annotations
 
-TAIL_RATIO = 4.0  # TP99 / TP50
-ERROR_BUDGET = 0.01  # share of requests that may fail
-FAST_BURN = 14.4  # times the budget
-SM_ACTIVE = 0.3
-GPU_UTILIZATION = 0.7
-WAITING = 1.0
-HOT_THREAD = 0.9
+from pathlib import Path
+
+import yaml
+
+_PATH = Path(__file__).parent.parent / "alert_rules" / "thresholds.yaml"
+_SECTIONS: dict[str, dict[str, dict[str, float]]] = yaml.safe_load(
+    _PATH.read_text(encoding="utf-8")
+)
+
+TAIL_RATIO = _SECTIONS["latency_tail"]["ratio_min"]["value"]
+ERROR_BUDGET = round(1 - _SECTIONS["slo"]["objective"]["value"], 6)
+FAST_BURN = _SECTIONS["slo"]["fast_burn"]["value"]
+SLOW_BURN = _SECTIONS["slo"]["slow_burn"]["value"]
+SM_ACTIVE = _SECTIONS["gpu_starved"]["sm_active_max"]["value"]
+GPU_UTILIZATION = _SECTIONS["gpu_starved"]["utilization_max"]["value"]
+DRAM_ACTIVE = _SECTIONS["gpu_starved"]["dram_active_max"]["value"]
+WAITING = _SECTIONS["gpu_starved"]["waiting_min"]["value"]
+QUEUE_DEPTH = _SECTIONS["queue"]["depth_min"]["value"]
+HOT_THREAD = _SECTIONS["causes"]["hot_thread"]["value"]
+PAUSE_SHARE = _SECTIONS["causes"]["pause_share"]["value"]
