@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
-QUEUE_LIMIT = 24  # waiting requests: half a second of work of one simulated GPU
+QUEUE_LIMIT = 20  # waiting requests: under half a second of work of one simulated GPU
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ FAULTS = {
     for fault in (
         Fault(
             "slow-preprocess",
-            "80 ms of pure-Python work per request in the one preprocess thread",
+            "75 ms of pure-Python work per request in the one preprocess thread",
             HEALTHY_LOAD,
-            preprocess_cpu_seconds=0.080,
+            preprocess_cpu_seconds=0.075,
             needs_simulated_gpu=True,
         ),
         Fault(

@@ -112,19 +112,24 @@ class Receiver(ThreadingHTTPServer):
         super().__init__((address, port), _Handler)
         self._lock = threading.Lock()
         self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._received = 0
 
     def keep(self, path: str, notification: dict[str, Any]) -> None:
         """Remember a notification, forget the oldest one beyond the last 200."""
-        received = {
-            "received_at": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "path": path,
-            "notification": notification,
-        }
+        at = datetime.now().astimezone().isoformat(timespec="seconds")
         with self._lock:
-            self._kept.append(received)
+            self._received += 1
+            self._kept.append(
+                {
+                    "number": self._received,
+                    "received_at": at,
+                    "path": path,
+                    "notification": notification,
+                }
+            )
 
     def notifications(self) -> list[dict[str, Any]]:
-        """Return what was kept, the newest last."""
+        """Return what was kept, the newest last; they are numbered from 1 in order of arrival."""
         with self._lock:
             return list(self._kept)
 

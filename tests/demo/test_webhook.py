@@ -54,7 +54,7 @@ def test_an_end_is_told_too_and_each_alert_on_its_own() -> None:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     with Receiver("127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield server
         server.shutdown()
@@ -86,8 +86,9 @@ def test_notifications_are_printed_and_kept(
 def test_only_the_last_notifications_are_kept(receiver: Receiver) -> None:
     for number in range(KEPT + 3):
         receiver.keep("/page", {"number": number})
-    numbers = [kept["notification"]["number"] for kept in receiver.notifications()]
-    assert numbers == list(range(3, KEPT + 3))
+    kept = receiver.notifications()
+    assert [each["notification"]["number"] for each in kept] == list(range(3, KEPT + 3))
+    assert [each["number"] for each in kept] == list(range(4, KEPT + 4))
 
 
 @pytest.mark.parametrize(
