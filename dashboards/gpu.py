@@ -86,7 +86,7 @@ def found() -> AnyPanel:
     return number(
         "GPUs",
         units.NoUnit,
-        Query(f"sum(gpu_devices{{{HOST}}})"),
+        f"sum(gpu_devices{{{HOST}}})",
         Help("Good: as many as are installed. 0: the driver runs and sees none."),
         when_absent="no NVML",
         decimals=0,
@@ -98,7 +98,7 @@ def silent() -> AnyPanel:
     return number(
         "Not answering",
         units.NoUnit,
-        Query(f"count(gpu_up{{{HOST}}} == 0) or 0 * count(gpu_up{{{HOST}}})"),
+        f"count(gpu_up{{{HOST}}} == 0) or 0 * count(gpu_up{{{HOST}}})",
         Help(
             "Good: 0. GPUs whose last sample is too old: hung, fallen off the bus, or the driver "
             "is gone. Their other series stop.",
@@ -117,7 +117,7 @@ def simulated() -> AnyPanel:
     return number(
         "Simulated",
         units.NoUnit,
-        Query(f'count(gpu_info{{name=~"(?i).*simulated.*",{HOST}}}) or 0 * {every}'),
+        f'count(gpu_info{{name=~"(?i).*simulated.*",{HOST}}}) or 0 * {every}',
         Help("Good: 0 outside a demo. Simulated GPUs are a device model, not hardware."),
         steps=[(colors.GOOD, None), ("yellow", 1)],
         when_absent="no GPU",

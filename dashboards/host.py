@@ -52,7 +52,7 @@ def busy() -> AnyPanel:
     return number(
         "CPU, all cores",
         units.PercentUnit,
-        Query(f"1 - avg(sum by (host, cpu) ({idle}))"),
+        f"1 - avg(sum by (host, cpu) ({idle}))",
         Help("Good: below 80 %. One hot thread hides in here: see the busiest thread."),
         steps=[(colors.GOOD, None), (colors.WARN, 0.8), (colors.BAD, 0.95)],
         decimals=0,
@@ -64,7 +64,7 @@ def hottest_thread() -> AnyPanel:
     return number(
         "Busiest thread",
         units.PercentUnit,
-        Query(f"max(host_thread_cpu_max_ratio{{{HOST}}})"),
+        f"max(host_thread_cpu_max_ratio{{{HOST}}})",
         Help(
             f"Good: below {HOT_THREAD:.0%} of one core. A thread at 100 % is a limit that more "
             "cores do not lift.",
@@ -81,7 +81,7 @@ def memory_used() -> AnyPanel:
     return number(
         "Memory in use",
         units.PercentUnit,
-        Query(f"max({used})"),
+        f"max({used})",
         Help("Good: below 90 %. The fullest of the selected hosts."),
         steps=[(colors.GOOD, None), (colors.WARN, 0.9), (colors.BAD, 0.97)],
         decimals=0,
@@ -94,7 +94,7 @@ def pressure_now() -> AnyPanel:
     return number(
         "Worst pressure",
         units.PercentUnit,
-        Query(f"max({waited})"),
+        f"max({waited})",
         Help(
             "Good: below 10 %. Share of time in which some task waited for CPU, memory or I/O "
             "(PSI).",
@@ -143,7 +143,7 @@ def hottest_cores() -> AnyPanel:
     return bars(
         "Busiest cores now",
         units.PercentUnit,
-        [Query(f"topk(8, {_busy_cores()})", "{{host}} CPU {{cpu}}")],
+        [Query(f"topk(8, {_busy_cores()})", "{{host}} CPU {{cpu}}", now=True)],
         Help("Good: even, below 90 %.", runbook="GpuStarvedUnderLoad"),
         steps=[(colors.GOOD, None), (colors.WARN, 0.8), (colors.BAD, 0.95)],
         maximum=1,
@@ -170,7 +170,7 @@ def hottest_threads() -> AnyPanel:
     return bars(
         "Busiest threads now",
         units.PercentUnit,
-        [Query(f"topk(8, host_thread_cpu_max_ratio{{{HOST}}})", "{{host}} {{group}}")],
+        [Query(f"topk(8, host_thread_cpu_max_ratio{{{HOST}}})", "{{host}} {{group}}", now=True)],
         Help(f"Good: below {HOT_THREAD:.0%}.", runbook="GpuStarvedUnderLoad"),
         steps=[(colors.GOOD, None), (colors.WARN, HOT_THREAD)],
         maximum=1,

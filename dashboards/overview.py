@@ -32,6 +32,7 @@ from dashboards.sdk import units
 from dashboards.thresholds import (
     ERROR_BUDGET,
     FAST_BURN,
+    FAST_BURN_ERRORS,
     HOT_THREAD,
     QUEUE_DEPTH,
     TAIL_RATIO,
@@ -62,9 +63,7 @@ def firing() -> AnyPanel:
     return number(
         "Firing now",
         units.NoUnit,
-        Query(
-            f'count(ALERTS{{alertstate="firing",{ALERTS_SHOWN}}}) or {ZERO_WHILE_ALERTING_WORKS}'
-        ),
+        f'count(ALERTS{{alertstate="firing",{ALERTS_SHOWN}}}) or {ZERO_WHILE_ALERTING_WORKS}',
         Help(
             "Good: 0. Symptoms and broken monitoring that fire now. "
             "`alerting is down` means that the Watchdog does not fire: no rule is evaluated.",
@@ -82,7 +81,7 @@ def requests() -> AnyPanel:
     return number(
         "Requests",
         units.RequestsPerSecond,
-        Query(f"sum({rate('inference_requests_total', SERVICE)})"),
+        f"sum({rate('inference_requests_total', SERVICE)})",
         Help("Good: the usual for this hour. All outcomes, rejected requests included."),
     )
 
@@ -94,7 +93,7 @@ def errors() -> AnyPanel:
     return number(
         "Errors",
         units.PercentUnit,
-        Query(f"sum({failed}) / (sum({every}) > 0)"),
+        f"sum({failed}) / (sum({every}) > 0)",
         Help(
             f"Good: below {ERROR_BUDGET:.0%}, the budget. error, error_midstream, timeout and "
             f"rejected; red from {FAST_BURN:g} times the budget, where it pages.",
@@ -103,7 +102,7 @@ def errors() -> AnyPanel:
         steps=[
             (colors.GOOD, None),
             (colors.WARN, ERROR_BUDGET),
-            (colors.BAD, ERROR_BUDGET * FAST_BURN),
+            (colors.BAD, FAST_BURN_ERRORS),
         ],
         when_absent="no traffic",
         decimals=1,
@@ -115,7 +114,7 @@ def tp50() -> AnyPanel:
     return number(
         "TP50",
         units.Seconds,
-        Query(quantile(0.5, "inference_request_duration_seconds", SERVICE)),
+        quantile(0.5, "inference_request_duration_seconds", SERVICE),
         Help("Good: steady. Half of the admitted requests are faster than this."),
         steps=[(colors.TP50, None)],
         when_absent="no traffic",
@@ -127,7 +126,7 @@ def tp99() -> AnyPanel:
     return number(
         "TP99",
         units.Seconds,
-        Query(quantile(0.99, "inference_request_duration_seconds", SERVICE)),
+        quantile(0.99, "inference_request_duration_seconds", SERVICE),
         Help(
             "Good: below the SLO. One admitted request in a hundred is slower than this.",
             runbook="LatencyTailDivergence",
@@ -142,7 +141,7 @@ def tail() -> AnyPanel:
     return number(
         "TP99 / TP50",
         units.NoUnit,
-        Query(f"max(service_route:request_duration_seconds:tail_ratio5m{{{SERVICE}}})"),
+        f"max(service_route:request_duration_seconds:tail_ratio5m{{{SERVICE}}})",
         Help(
             f"Good: 1.5 to 3; above {TAIL_RATIO:g} the tail diverges. The worst route over "
             "5 minutes; absent below 100 requests in 5 minutes, where TP99 means little.",
@@ -159,7 +158,7 @@ def waiting() -> AnyPanel:
     return number(
         "Waiting",
         units.NoUnit,
-        Query(f"sum(service:requests_waiting:sum{{{SERVICE}}})"),
+        f"sum(service:requests_waiting:sum{{{SERVICE}}})",
         Help(
             f"Good: below {WAITING:g}. Requests in a queue; in flight where a service has none.",
             runbook="QueueBeyondTimeout",
@@ -176,7 +175,7 @@ def gpu_busy() -> AnyPanel:
     return number(
         "GPU active",
         units.PercentUnit,
-        Query(f"{sm_active} or {utilization}"),
+        f"{sm_active} or {utilization}",
         Help(
             "Good: high while requests wait. Mean share of SMs at work over the selected hosts' "
             "GPUs; utilisation where a GPU cannot tell (before Hopper).",
@@ -226,8 +225,8 @@ def causes() -> AnyPanel:
     return names(
         "Likely causes",
         [
-            Query(f"max by (service, title) ({active})", "{{service}}: {{title}}"),
-            Query(none, "{{title}}"),
+            Query(f"max by (service, title) ({active})", "{{service}}: {{title}}", now=True),
+            Query(none, "{{title}}", now=True),
         ],
         Help(
             "Good: none. Each tile is a cause whose signal is present now, also while no symptom "

@@ -69,15 +69,17 @@ class Help:
 
 @dataclass(frozen=True)
 class Query:
-    """One PromQL query of a panel, over the time range."""
+    """One PromQL query of a panel, over the time range or, for what holds now, at its end."""
 
     expr: str
     legend: str = ""
     exemplars: bool = False
+    now: bool = False
 
     def build(self) -> prometheus.Dataquery:
         """Return the SDK's query."""
-        query = prometheus.Dataquery().datasource(DATASOURCE).expr(self.expr).range()
+        query = prometheus.Dataquery().datasource(DATASOURCE).expr(self.expr)
+        query = query.instant() if self.now else query.range()
         if self.legend:
             query.legend_format(self.legend)
         if self.exemplars:
@@ -102,7 +104,6 @@ class Override:
         if self.dashed:
             properties.append(("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}))
             properties.append(("custom.fillOpacity", 0))
-            properties.append(("custom.stacking", {"mode": "none", "group": "A"}))
         if self.right_axis_unit:
             properties.append(("custom.axisPlacement", "right"))
             properties.append(("unit", self.right_axis_unit))
@@ -137,6 +138,14 @@ def values(names: Mapping[int, tuple[str, str]]) -> list[model.ValueMapping]:
         for index, (value, (label, color)) in enumerate(names.items())
     }
     return [model.ValueMap(options=options)]
+
+
+def absent(text: str) -> list[model.ValueMapping]:
+    """Return the mapping that shows text where there is no number."""
+    result = model.ValueMappingResult(text=text, color=colors.MUTED)
+    match = model.SpecialValueMatch.NULL_AND_NAN
+    options = model.DashboardSpecialValueMapOptions(match=match, result=result)
+    return [model.SpecialValueMap(options=options)]
 
 
 def graph(
@@ -182,17 +191,20 @@ def graph(
 def number(
     title: str,
     unit: str,
-    query: Query,
+    expr: str,
     about: Help,
     *,
     steps: Steps = ((colors.CALM, None),),
     when_absent: str = "no data",
     filled: bool = False,
     decimals: int | None = None,
-    links: Sequence[dashboard.DashboardLink] = (),
 ) -> stat.Panel:
-    """Return the last value, large, with its history behind it; `filled` colours the tile."""
-    panel = stat.Panel().reduce_options(_last())
+    """Return the value of now, large, with its history behind it; `filled` colours the tile.
+
+    Where the expression, which has no labels, gives nothing, NaN stands in: else the tile would
+    go on showing the last value that there was.
+    """
+    panel = stat.Panel().reduce_options(_latest("last"))
     panel.color_mode(
         common_model.BigValueColorMode.BACKGROUND_SOLID
         if filled
@@ -202,10 +214,10 @@ def number(
         common_model.BigValueGraphMode.NONE if filled else common_model.BigValueGraphMode.AREA
     )
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
-    panel.no_value(when_absent).data_links(list(links))
+    panel.mappings(absent(when_absent)).no_value("no answer")
     if decimals is not None:
         panel.decimals(decimals)
-    _describe(panel, title, about, [query])
+    _describe(panel, title, about, [Query(f"{expr} or vector(NaN)")])
     return panel.unit(unit)
 
 
@@ -217,8 +229,12 @@ def names(
     steps: Steps,
     links: Sequence[dashboard.DashboardLink] = (),
 ) -> stat.Panel:
-    """Return one coloured tile per series that shows the series' name, not its value."""
-    panel = stat.Panel().reduce_options(_last()).text_mode(common_model.BigValueTextMode.NAME)
+    """Return one coloured tile per series, with its name; the queries are of now."""
+    panel = (
+        stat.Panel()
+        .reduce_options(_latest("lastNotNull"))
+        .text_mode(common_model.BigValueTextMode.NAME)
+    )
     panel.color_mode(common_model.BigValueColorMode.BACKGROUND)
     panel.graph_mode(common_model.BigValueGraphMode.NONE)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
@@ -238,8 +254,8 @@ def bars(
     steps: Steps,
     maximum: float | None = None,
 ) -> bargauge.Panel:
-    """Return the last value of each series as a horizontal bar from 0."""
-    panel = bargauge.Panel().reduce_options(_last()).min(0)
+    """Return each series as a horizontal bar from 0; the queries are of now."""
+    panel = bargauge.Panel().reduce_options(_latest("lastNotNull")).min(0)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
     panel.display_mode(common_model.BarGaugeDisplayMode.GRADIENT)
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
@@ -352,8 +368,8 @@ def _color(mode: model.FieldColorModeId) -> dashboard.FieldColor:
     return dashboard.FieldColor().mode(mode)
 
 
-def _last() -> common.ReduceDataOptions:
-    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
+def _latest(calculation: str) -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs([calculation]).values(False)
 
 
 def _legend(*, on_right: bool) -> common.VizLegendOptions:

@@ -83,7 +83,7 @@ def requests() -> AnyPanel:
     return number(
         "Requests",
         units.RequestsPerSecond,
-        Query(f"sum({rate('inference_requests_total', SERVICE)})"),
+        f"sum({rate('inference_requests_total', SERVICE)})",
         Help("Good: the usual for this hour. All outcomes, rejected requests included."),
     )
 
@@ -93,7 +93,7 @@ def in_flight() -> AnyPanel:
     return number(
         "In flight",
         units.Short,
-        Query(f"sum(inference_requests_in_flight{{{SERVICE}}})"),
+        f"sum(inference_requests_in_flight{{{SERVICE}}})",
         Help("Good: about requests per second times latency (Little's law)."),
         decimals=0,
     )
@@ -104,7 +104,7 @@ def oldest() -> AnyPanel:
     return number(
         "Oldest in flight",
         units.Seconds,
-        Query(f"max(inference_oldest_in_flight_seconds{{{SERVICE}}})"),
+        f"max(inference_oldest_in_flight_seconds{{{SERVICE}}})",
         Help(
             "Good: below TP99. A request that hangs never finishes, so no latency shows it; "
             "here it grows by a second every second.",
@@ -118,7 +118,7 @@ def waiting() -> AnyPanel:
     return number(
         "Waiting",
         units.Short,
-        Query(f"sum(service:requests_waiting:sum{{{SERVICE}}})"),
+        f"sum(service:requests_waiting:sum{{{SERVICE}}})",
         Help(
             f"Good: below {WAITING:g}. Requests in a queue; in flight where a service has none.",
             runbook="QueueBeyondTimeout",
@@ -135,7 +135,7 @@ def rejected() -> AnyPanel:
     return number(
         "Rejected",
         units.PercentUnit,
-        Query(f"sum({turned_away}) / (sum({every}) > 0)"),
+        f"sum({turned_away}) / (sum({every}) > 0)",
         Help(
             "Good: 0, and a few percent during overload: a bounded queue that rejects keeps the "
             "others fast.",
@@ -152,7 +152,7 @@ def tp99() -> AnyPanel:
     return number(
         "TP99",
         units.Seconds,
-        Query(quantile(0.99, DURATION, SERVICE)),
+        quantile(0.99, DURATION, SERVICE),
         Help("Good: below the SLO.", runbook="LatencyTailDivergence"),
         steps=[(colors.TP99, None)],
         when_absent="no traffic",
