@@ -1,0 +1,43 @@
+"""Every test has a process without services, and a clock that it sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tailwatch_tracing import queues, service, serving
+from tailwatch_tracing.runtime import Runtime
+
+
+class Clock:
+    """Nanoseconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def advance(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[None]:
+    monkeypatch.setattr(service, "_services", {})
+    monkeypatch.setattr(queues, "_unbound", [])
+    monkeypatch.setattr(serving, "runtime", Runtime(clock))
+    for name in (
+        "CUDA_VISIBLE_DEVICES",
+        "OTEL_SERVICE_NAME",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    yield

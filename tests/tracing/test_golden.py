@@ -1,0 +1,81 @@
+"""The page of a service that uses everything, under a clock that stands still between steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, serving, stage
+from tailwatch_tracing.exposition import render_families
+from tailwatch_tracing.serving import collect
+from tailwatch_tracing.spans import SpanRecorder
+from tests.tracing.asgi import Exchange, http_scope, request
+from tests.tracing.conftest import Clock
+
+
+@pytest.fixture
+def page(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(service, "VERSION", "0.0.0")
+    queue = RequestQueue("preprocess")
+    started = asyncio.Event()
+
+    async def classify(incoming: Request) -> PlainTextResponse:
+        clock.advance(0.002)
+        if incoming.path_params["model"] == "full":
+            queue.reject()
+            return PlainTextResponse("full", 503)
+        with queue.enter():
+            clock.advance(0.010)
+        with stage("preprocess"):
+            clock.advance(0.030)
+        with stage("inference"):
+            clock.advance(0.7 if incoming.path_params["model"] == "big" else 0.05)
+        clock.advance(0.001)
+        return PlainTextResponse("label")
+
+    async def hang(incoming: Request) -> PlainTextResponse:
+        with queue.enter():
+            started.set()
+            await asyncio.Event().wait()
+        return PlainTextResponse("never")
+
+    app = StageTimingMiddleware(
+        Starlette(routes=[Route("/classify/{model}", classify), Route("/hang", hang)]),
+        service="content-type",
+        slo_seconds=0.5,
+        client_timeout_seconds=5,
+        gpu_uuids=["GPU-11111111-2222-3333-4444-555555555555"],
+        clock_ns=clock,
+    )
+
+    content_type = service.service_named("content-type")
+    content_type.spans = SpanRecorder(content_type, TracerProvider())
+
+    async def main() -> str:
+        for path in ("/classify/small", "/classify/big", "/classify/full", "/nothing/7"):
+            await request(app, path)
+        exchange = Exchange()
+        hanging = asyncio.create_task(app(http_scope("/hang"), exchange.receive, exchange.send))
+        await started.wait()
+        clock.advance(1.5)
+        serving.runtime.note_lag(250_000_000, clock())
+        serving.runtime.collector.on_collection("start", {})
+        clock.advance(0.3)
+        serving.runtime.collector.on_collection("stop", {})
+        text = render_families(collect()).decode()
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        return text
+
+    return asyncio.run(main())
+
+
+def test_service_page(golden: Callable[[str, str], None], page: str) -> None:
+    golden("service.prom", page)

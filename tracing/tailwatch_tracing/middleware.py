@@ -1,0 +1,141 @@
+"""The ASGI middleware."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from tailwatch_tracing.request import Receive, Request, Send
+from tailwatch_tracing.routes import RouteTable, Scope
+from tailwatch_tracing.runtime import runtime
+from tailwatch_tracing.service import DEFAULT_SERIES_LIMIT, service_named
+from tailwatch_tracing.serving import answer_metrics
+from tailwatch_tracing.spans import SpanRecorder, are_configured
+from tailwatch_tracing.stages import current_unit
+
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PROBES = ("/metrics", "/health", "/healthz", "/livez", "/readyz", "/ping")
+"""Paths that are not counted unless told otherwise."""
+
+
+class StageTimingMiddleware:
+    """Count and time every HTTP request, by route template, outcome and stage.
+
+        app.add_middleware(StageTimingMiddleware, service="embedder", metrics_path="/metrics")
+
+    It passes every message, exception, context variable and cancellation through unchanged, reads
+    no body, and starts no thread before the first scrape. Websockets and lifespan pass untouched.
+
+    Args:
+        app: The wrapped ASGI application.
+        service: The label `service`. Middlewares of one name in a process share their counts.
+        metrics_path: The path, exactly as given, at which the middleware answers with the page.
+        slo_seconds: Latency objective, snapped to the nearest bucket edge; without it no request
+            is slow.
+        client_timeout_seconds: Time after which clients give up; without it no outcome is
+            `timeout`.
+        exclude: Paths that are passed on uncounted.
+        series_limit: Label sets per family; what comes after shares the route `__other__`.
+        gpu_uuids: GPUs the service computes on; by default those of CUDA_VISIBLE_DEVICES.
+        clock_ns: Monotonic nanoseconds.
+
+    Raises:
+        ValueError, TypeError: an option out of its range; the message names it.
+    """
+
+    __slots__ = ("_metrics_path", "_passed", "_routes", "_service", "app")
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        service: str,
+        metrics_path: str | None = None,
+        slo_seconds: float | None = None,
+        client_timeout_seconds: float | None = None,
+        exclude: Iterable[str] = PROBES,
+        series_limit: int = DEFAULT_SERIES_LIMIT,
+        gpu_uuids: Sequence[str] | None = None,
+        clock_ns: Callable[[], int] | None = None,
+    ) -> None:
+        _check_options(service, metrics_path, exclude, series_limit, gpu_uuids)
+        _check_positive("slo_seconds", slo_seconds)
+        _check_positive("client_timeout_seconds", client_timeout_seconds)
+        self.app = app
+        self._metrics_path = metrics_path
+        self._passed = frozenset(exclude) | ({metrics_path} if metrics_path else set())
+        self._service = service_named(service)
+        if clock_ns is not None:
+            self._service.clock_ns = clock_ns
+        self._service.configure(
+            slo_seconds=slo_seconds,
+            client_timeout_seconds=client_timeout_seconds,
+            series_limit=series_limit,
+            gpu_uuids=gpu_uuids,
+        )
+        self._routes = RouteTable(self._service)
+        if self._service.spans is None and are_configured(os.environ):
+            self._service.spans = SpanRecorder(self._service)
+        runtime.watch_collector()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                runtime.watch_loop()
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"]
+        root_path = scope.get("root_path")
+        if root_path:
+            path = path.removeprefix(root_path)
+        if path in self._passed:
+            if path == self._metrics_path:
+                await answer_metrics(scope, send)
+            else:
+                await self.app(scope, receive, send)
+            return
+        request = Request(self._service, self._routes, scope, receive, send)
+        if request.start_ns > runtime.look_again_ns:
+            runtime.watch_loop()
+        if self._service.spans is not None:
+            self._service.spans.begin(request)
+        token = current_unit.set(request)
+        try:
+            await self.app(scope, request.receive, request.send)
+        except BaseException as error:
+            if request.is_open:
+                request.abandon(error)
+            raise
+        else:
+            if request.is_open:
+                request.abandon(None)
+        finally:
+            current_unit.reset(token)
+            if request.span is not None:
+                request.span.detach()
+
+
+def _check_options(
+    service: str,
+    metrics_path: str | None,
+    exclude: Iterable[str],
+    series_limit: int,
+    gpu_uuids: Sequence[str] | None,
+) -> None:
+    if not isinstance(service, str) or not service:
+        raise ValueError(f"service={service!r}: expected a name that is not empty")
+    if metrics_path is not None and not metrics_path.startswith("/"):
+        raise ValueError(f"metrics_path={metrics_path!r}: expected a path that begins with /")
+    for name, value in (("exclude", exclude), ("gpu_uuids", gpu_uuids)):
+        if isinstance(value, str):
+            raise TypeError(f"{name}={value!r}: expected a list of strings, not one string")
+    if series_limit < 1:
+        raise ValueError(f"series_limit={series_limit!r}: expected at least 1")
+
+
+def _check_positive(name: str, seconds: float | None) -> None:
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"{name}={seconds!r}: expected seconds above 0, or None")

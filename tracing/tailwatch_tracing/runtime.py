@@ -1,0 +1,173 @@
+"""Stops of the whole process: event loop and garbage collector.
+
+Both are a counter of seconds and a maximum over the last minute. A sampled percentile would miss
+them: a pause of 300 ms every 2 s is 15 % of the time and less than 1 % of any sampler's ticks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable
+
+from tailwatch_tracing.exposition import Family
+from tailwatch_tracing.service import Service
+
+WINDOW_SECONDS = 60
+_SLOT_SECONDS = 5
+
+_TICK_SECONDS = 0.02
+# Timers of an idle loop come up to a few milliseconds late: epoll counts in whole milliseconds.
+_NOISE_NS = 5_000_000
+_LOOK_AGAIN_NS = 1_000_000_000
+
+
+class WindowMaximum:
+    """The largest value of the last minute, to within a slot of 5 s; reading changes nothing."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+
+    def note(self, value: int, now_ns: int) -> None:
+        """Take a value in, and drop the slots that have left the window."""
+        slot = now_ns // (_SLOT_SECONDS * 10**9)
+        if value > self._slots.get(slot, 0):
+            self._slots[slot] = value
+        for old in list(self._slots):
+            if old < slot - WINDOW_SECONDS // _SLOT_SECONDS:
+                self._slots.pop(old, None)
+
+    def read(self, now_ns: int) -> int:
+        """Return the largest value, 0 when the window is empty."""
+        oldest = now_ns // (_SLOT_SECONDS * 10**9) - WINDOW_SECONDS // _SLOT_SECONDS
+        return max(
+            (value for slot, value in list(self._slots.items()) if slot >= oldest), default=0
+        )
+
+
+class GarbageCollectorPauses:
+    """Time in collections of every generation; nothing else runs in the process meanwhile."""
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._start_ns = 0
+        self.total_ns = 0
+        self.longest = WindowMaximum()
+
+    def on_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Be called by `gc.callbacks`."""
+        now_ns = self._clock_ns()
+        if phase == "start":
+            self._start_ns = now_ns
+        elif self._start_ns:
+            pause_ns = now_ns - self._start_ns
+            self.total_ns += pause_ns
+            self.longest.note(pause_ns, now_ns)
+
+
+class LoopWatch:
+    """A timer on one event loop that notes how late it is run."""
+
+    def __init__(self, runtime: Runtime, loop: asyncio.AbstractEventLoop) -> None:
+        self._runtime = runtime
+        self.loop = loop
+        self.due_ns = 0
+        self._schedule(runtime.clock_ns())
+
+    def overdue_ns(self, now_ns: int) -> int:
+        """Return how late the next tick is by now, 0 within the noise or for a stopped loop."""
+        late_ns = now_ns - self.due_ns
+        return late_ns if late_ns > _NOISE_NS and self.loop.is_running() else 0
+
+    def _schedule(self, now_ns: int) -> None:
+        self.due_ns = now_ns + int(_TICK_SECONDS * 1e9)
+        self.loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        now_ns = self._runtime.clock_ns()
+        self._runtime.note_lag(now_ns - self.due_ns, now_ns)
+        self._schedule(now_ns)
+
+
+class Runtime:
+    """What this process loses to event-loop stalls and garbage collection."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.clock_ns = clock_ns
+        self.collector = GarbageCollectorPauses(clock_ns)
+        self.lag = WindowMaximum()
+        self.look_again_ns = 0
+        self._lost_ns = 0
+        self._published_lost_ns = 0
+        self._watches: list[LoopWatch] = []
+
+    def watch_collector(self) -> None:
+        """Begin to time garbage collection; again is harmless."""
+        if self.collector.on_collection not in gc.callbacks:
+            gc.callbacks.append(self.collector.on_collection)
+
+    def watch_loop(self) -> None:
+        """Watch the running event loop unless that is done already, or none is asyncio's."""
+        self.look_again_ns = self.clock_ns() + _LOOK_AGAIN_NS
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # trio
+            return
+        self._watches = [watch for watch in self._watches if not watch.loop.is_closed()]
+        if all(watch.loop is not loop for watch in self._watches):
+            self._watches.append(LoopWatch(self, loop))
+
+    def note_lag(self, lag_ns: int, now_ns: int) -> None:
+        """Take in how late a timer of a watched loop was run."""
+        self.look_again_ns = now_ns + _LOOK_AGAIN_NS
+        if lag_ns > _NOISE_NS:
+            self._lost_ns += lag_ns
+            self.lag.note(lag_ns, now_ns)
+
+    def forget_loops(self) -> None:
+        """Leave the parent's loops alone after a fork."""
+        self._watches = []
+        self.look_again_ns = 0
+
+    def families(self, service: Service) -> list[Family]:
+        """Return the process's families under a service's label."""
+        now_ns = self.clock_ns()
+        overdue_ns = [watch.overdue_ns(now_ns) for watch in self._watches]
+        # A stall that is under way is told before its end, and a loop that dies in it takes back
+        # nothing of the counter.
+        self._published_lost_ns = max(self._published_lost_ns, self._lost_ns + sum(overdue_ns))
+        lag_ns = max(self.lag.read(now_ns), *overdue_ns, 0)
+        return [
+            service.plain(
+                "python_event_loop_lost_seconds_total",
+                "counter",
+                "Time by which the event loop ran timers late, beyond 5 ms each.",
+                self._published_lost_ns / 1e9,
+            ),
+            service.plain(
+                "python_event_loop_lag_max_seconds",
+                "gauge",
+                "Longest such delay of the last 60 s.",
+                lag_ns / 1e9,
+            ),
+            service.plain(
+                "python_gc_pause_seconds_total",
+                "counter",
+                "Time in garbage collection, all generations.",
+                self.collector.total_ns / 1e9,
+            ),
+            service.plain(
+                "python_gc_pause_max_seconds",
+                "gauge",
+                "Longest collection of the last 60 s.",
+                self.collector.longest.read(now_ns) / 1e9,
+            ),
+        ]
+
+
+runtime = Runtime()
+os.register_at_fork(after_in_child=runtime.forget_loops)

@@ -1,0 +1,241 @@
+"""OpenTelemetry spans: one per request, one child per stage, made when the request ends.
+
+Needs `tailwatch[tracing]` and an endpoint in OTEL_EXPORTER_OTLP_ENDPOINT or
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; without either nothing of OpenTelemetry is imported. The
+exporter's thread starts with the first request of a process, so that it survives pre-forking
+servers. Where the process has an SDK tracer provider of its own, the spans go there instead.
+
+Sampling and everything else follows the SDK's OTEL_* variables. Attributes: OpenTelemetry semantic
+conventions for HTTP server spans, 1.23, and `tailwatch.outcome`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tailwatch_tracing.exposition import Family
+from tailwatch_tracing.service import RouteCells, Service
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+    from tailwatch_tracing.request import Request
+
+logger = logging.getLogger("tailwatch_tracing")
+
+STAGE_SPANS = 128
+"""Stage spans of one request at most: O(1) spans however long a stream lasts."""
+
+_FAILED = ("error", "error_midstream")
+
+
+def are_configured(environ: Mapping[str, str]) -> bool:
+    """Return whether an OTLP endpoint is set and tracing is not switched off.
+
+    A set endpoint without the extra is said once per service, in the log.
+    """
+    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    is_off = (
+        environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or environ.get("OTEL_TRACES_EXPORTER") == "none"
+    )
+    if not endpoint or is_off:
+        return False
+    if _is_installed("opentelemetry.sdk.trace") and _is_installed("opentelemetry.exporter.otlp"):
+        return True
+    logger.warning("an OTLP endpoint is set, but spans need: pip install 'tailwatch[tracing]'")
+    return False
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
+
+
+class SpanRecorder:
+    """Makes the spans of one service; holds no thread before `begin`."""
+
+    def __init__(self, service: Service, provider: TracerProvider | None = None) -> None:
+        self._service = service
+        self._provider = provider
+        self._tracer: Tracer | None = None
+        self.dropped = {"export_failed": 0, "stage_limit": 0}
+        os.register_at_fork(after_in_child=self._forget_tracer)
+
+    def begin(self, request: Request) -> None:
+        """Open the request's server span and make it current for clients called within."""
+        from opentelemetry import context, propagate, trace
+
+        try:
+            tracer = self._tracer or self._begin_tracer()
+            scope = request.scope
+            carrier = {
+                name.decode("latin-1").lower(): value.decode("latin-1")
+                for name, value in scope.get("headers", ())
+                if name.lower() in _PROPAGATED
+            }
+            span = tracer.start_span(
+                scope["method"],
+                propagate.extract(carrier),
+                trace.SpanKind.SERVER,
+                {
+                    "http.request.method": scope["method"],
+                    "url.path": scope["path"],
+                    "url.scheme": scope.get("scheme", "http"),
+                },
+                start_time=(start_time_ns := time.time_ns()),
+            )
+            token = context.attach(trace.set_span_in_context(span))
+            request.span = RequestSpan(self, tracer, span, token, start_time_ns)
+        except Exception:
+            self._service.note_error("spans")
+
+    def family(self) -> Family:
+        """Return the counter of spans that were not delivered."""
+        return self._service.counter(
+            "tailwatch_spans_dropped_total",
+            "Spans that were not delivered.",
+            "reason",
+            self.dropped,
+        )
+
+    def _begin_tracer(self) -> Tracer:
+        provider = self._provider or _own_or_existing_provider(self)
+        tracer: Tracer = provider.get_tracer("tailwatch_tracing")
+        self._tracer = tracer
+        return tracer
+
+    def _forget_tracer(self) -> None:
+        self._tracer = None
+
+    @property
+    def service_name(self) -> str:
+        """The resource attribute service.name, the same as the label `service`."""
+        return self._service.name
+
+
+_PROPAGATED = frozenset((b"traceparent", b"tracestate", b"baggage"))
+
+
+class RequestSpan:
+    """The open server span of one request."""
+
+    __slots__ = ("_recorder", "_span", "_start_time_ns", "_token", "_tracer")
+
+    def __init__(
+        self, recorder: SpanRecorder, tracer: Tracer, span: Span, token: Any, start_time_ns: int
+    ) -> None:
+        self._recorder = recorder
+        self._tracer = tracer
+        self._span = span
+        self._token = token
+        self._start_time_ns = start_time_ns
+
+    def detach(self) -> None:
+        """Make the span current no longer."""
+        from opentelemetry import context
+
+        context.detach(self._token)
+
+    def end(
+        self, request: Request, route: RouteCells, status: int, outcome: str, end_ns: int
+    ) -> None:
+        """End the span and add its stages; let the duration's bucket point to a sampled trace."""
+        from opentelemetry.trace import Status, StatusCode
+
+        span = self._span
+        ids = span.get_span_context()
+        # The wall clock is read once per request: steps of it would tear a trace apart.
+        offset_ns = self._start_time_ns - request.start_ns
+        if span.is_recording():
+            span.update_name(f"{request.scope['method']} {route.template}")
+            span.set_attribute("http.route", route.template)
+            span.set_attribute("http.response.status_code", int(status))
+            span.set_attribute("tailwatch.outcome", outcome)
+            if outcome in _FAILED:
+                span.set_attribute("error.type", str(int(status)))
+                span.set_status(Status(StatusCode.ERROR))
+            self._add_stages(request, offset_ns)
+        span.end(end_ns + offset_ns)
+        if ids.trace_flags.sampled and outcome != "rejected":
+            route.duration.keep_exemplar(
+                end_ns - request.start_ns,
+                f"{ids.trace_id:032x}",
+                f"{ids.span_id:016x}",
+                (end_ns + offset_ns) / 1e9,
+            )
+
+    def _add_stages(self, request: Request, offset_ns: int) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        timeline = request.timeline
+        if timeline is None:
+            return
+        parent = set_span_in_context(self._span)
+        for interval in timeline.done[:STAGE_SPANS]:
+            child = self._tracer.start_span(
+                interval.name, parent, start_time=interval.start_ns + offset_ns
+            )
+            child.end(interval.end_ns + offset_ns)
+        folded = sum(sum(stage.wall.counts) for stage in timeline.folded.values())
+        self._recorder.dropped["stage_limit"] += max(0, len(timeline.done) - STAGE_SPANS) + folded
+
+
+def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
+    from opentelemetry import trace
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    existing = trace.get_tracer_provider()
+    if isinstance(existing, TracerProvider):
+        return existing
+
+    class CountingExporter(SpanExporter):
+        def __init__(self, exporter: SpanExporter) -> None:
+            self._exporter = exporter
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            try:
+                result = self._exporter.export(spans)
+            except Exception:
+                recorder.dropped["export_failed"] += len(spans)
+                raise
+            if result is not SpanExportResult.SUCCESS:
+                recorder.dropped["export_failed"] += len(spans)
+            return result
+
+        def shutdown(self) -> None:
+            self._exporter.shutdown()
+
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            return self._exporter.force_flush(timeout_millis)
+
+    provider = TracerProvider(resource=Resource.create({"service.name": recorder.service_name}))
+    provider.add_span_processor(BatchSpanProcessor(CountingExporter(_otlp_exporter())))
+    return provider
+
+
+def _otlp_exporter() -> Any:
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
+    )
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+            OTLPSpanExporter as GrpcExporter,
+        )
+
+        return GrpcExporter()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()
