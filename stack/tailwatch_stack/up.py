@@ -6,7 +6,6 @@ import argparse
 import os
 from pathlib import Path
 
-from tailwatch_stack.data import data_dir
 from tailwatch_stack.errors import UsageError
 from tailwatch_stack.native import ports, prometheus, stack
 from tailwatch_stack.native.console import Console
@@ -30,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="further scrape jobs: a YAML file with `scrape_configs:` as in prometheus.yml",
     )
     parser.add_argument(
-        "--rules",
+        "--thresholds",
         type=Path,
-        metavar="DIR",
-        help="rules that `tailwatch rules build` rendered (default: the shipped ones)",
+        metavar="FILE",
+        help="YAML with your own alert thresholds, only what differs from the shipped ones",
     )
     parser.add_argument(
         "--alertmanager.webhook-url",
@@ -71,8 +70,6 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.alertmanager_config is not None and not args.alertmanager_config.is_file():
         raise UsageError(f"--alertmanager.config-file {args.alertmanager_config}: no such file")
-    if args.rules is not None and not any(args.rules.glob("alerts/*.yaml")):
-        raise UsageError(f"--rules {args.rules}: expected alerts/*.yaml and recording/*.yaml there")
     targets = [parse_target(text) for text in args.target]
     scrape_configs = [] if args.scrape_config is None else read_scrape_configs(args.scrape_config)
     service_ports = ports.parse(args.port, ports.STACK_PORTS)
@@ -85,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     plan = stack.Stack(
         programs=programs,
         ports=service_ports,
-        rules=(args.rules or data_dir("alert_rules")).resolve(),
+        thresholds=args.thresholds,
         alertmanager_config=args.alertmanager_config,
         webhook_url=args.webhook_url,
         targets=targets,

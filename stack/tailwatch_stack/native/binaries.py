@@ -62,7 +62,7 @@ def locate(name: str, report: Callable[[str], None] = _to_stderr) -> Path:
         version = _version(path)
         if version is not None and version >= binary.minimum:
             return path
-        found = "no readable version" if version is None else _dotted(version)
+        found = "without a readable version" if version is None else _dotted(version)
         too_old.append(f"{path} is {found}")
     try:
         return _packaged(binary, report)

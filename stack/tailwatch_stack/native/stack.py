@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tailwatch_stack.native.processes import Service
 from tailwatch_stack.native.rundir import run_directory
 from tailwatch_stack.native.signals import StopSignals, unwind_on_termination
 from tailwatch_stack.native.targets import Target, local_target
+from tailwatch_stack.rules import render
+from tailwatch_stack.rules_render import write_files
 
 OVERVIEW = "/d/tailwatch-overview"
 
@@ -43,36 +45,42 @@ class Stack:
     Attributes:
         programs: where Prometheus and Alertmanager are.
         ports: loopback port by service, with at least those of `ports.STACK_PORTS`.
-        rules: directory with `recording/` and `alerts/`.
+        thresholds: a person's own over the shipped ones, for the alert rules.
         alertmanager_config: a person's own file; None: the shipped one.
         webhook_url: for the shipped one.
         targets: besides the stack's own.
         scrape_configs: further jobs.
         data: kept directory for the data; None: in the run's directory, gone with it.
-        exporter_environment: added to the exporter's.
     """
 
     programs: Programs
     ports: Mapping[str, int]
-    rules: Path
+    thresholds: Path | None = None
     alertmanager_config: Path | None = None
     webhook_url: str | None = None
     targets: Sequence[Target] = ()
     scrape_configs: Sequence[Mapping[str, Any]] = ()
     data: Path | None = None
-    exporter_environment: Mapping[str, str] = field(default_factory=dict)
 
-    def services(self, directory: Path) -> list[Service]:
+    def services(
+        self, directory: Path, exporter_environment: Mapping[str, str] | None = None
+    ) -> list[Service]:
         """Write and check the configurations in `directory`; return the services in order.
+
+        Args:
+            directory: of this run.
+            exporter_environment: added to the exporter's.
 
         Raises:
             TailwatchError: a configuration is refused, or the data directory cannot be made.
         """
+        rules = directory / "alert_rules"
+        write_files(rules, render(self.thresholds, base_url=self.url("viewer")))
         prometheus_config = directory / "prometheus.yml"
         _write_yaml(
             prometheus_config,
             prometheus.configuration(
-                self.rules,
+                rules,
                 self.ports["alertmanager"],
                 [*self._own_targets(), *self.targets],
                 self.scrape_configs,
@@ -89,7 +97,7 @@ class Stack:
         )
         data = self.data or directory
         return [
-            self._exporter(),
+            self._exporter(exporter_environment or {}),
             alertmanager.service(
                 self.programs.alertmanager,
                 alertmanager_config,
@@ -117,14 +125,14 @@ class Stack:
         }
         return [local_target(job, f"{ADDRESS}:{self.ports[name]}") for job, name in jobs.items()]
 
-    def _exporter(self) -> Service:
+    def _exporter(self, environment: Mapping[str, str]) -> Service:
         return Service(
             name="exporter",
             command=tailwatch_command(
                 "exporter", f"--web.listen-address={ADDRESS}:{self.ports['exporter']}"
             ),
             ready_url=f"{self.url('exporter')}/metrics",
-            environment=self.exporter_environment,
+            environment=environment,
         )
 
     def _viewer(self) -> Service:
@@ -135,7 +143,7 @@ class Stack:
                 f"--web.listen-address={ADDRESS}:{self.ports['viewer']}",
                 f"--prometheus.url={self.url('prometheus')}",
             ),
-            ready_url=f"{self.url('viewer')}/api/dashboards",
+            ready_url=f"{self.url('viewer')}/-/healthy",
         )
 
 

@@ -1,0 +1,59 @@
+"""Runs the supervisor on services that are one line of Python each; tests signal it.
+
+usage: stub_stack.py SERVICE...
+    quick   ready at once      slow    ready after a second      stubborn  ignores SIGTERM
+    broken  ends at its start  silent  ends without a word
+"""
+
+import sys
+from pathlib import Path
+
+from tailwatch_stack.errors import TailwatchError
+from tailwatch_stack.native import supervisor
+from tailwatch_stack.native.console import Console
+from tailwatch_stack.native.processes import Service
+from tailwatch_stack.native.rundir import run_directory
+from tailwatch_stack.native.signals import StopSignals, unwind_on_termination
+from tests.stack.running import free_ports
+
+SERVE = "http.server.ThreadingHTTPServer(('127.0.0.1', {port}), H).serve_forever()"
+HANDLER = (
+    "import http.server, signal, time\n"
+    "class H(http.server.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+)
+PROGRAMS = {
+    "quick": HANDLER + SERVE,
+    "slow": HANDLER + "time.sleep(1)\n" + SERVE,
+    "stubborn": HANDLER + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE,
+    "broken": "print('first'); raise SystemExit('the disk is full')",
+    "silent": "raise SystemExit(3)",
+}
+
+
+def service(name: str) -> Service:
+    [port] = free_ports(1)
+    return Service(
+        name=name,
+        command=[sys.executable, "-u", "-c", PROGRAMS[name].replace("{port}", str(port))],
+        ready_url=f"http://127.0.0.1:{port}/",
+    )
+
+
+def announce(running: supervisor.Supervisor) -> None:
+    print("pids", *running.pids.values(), flush=True)
+
+
+def build(directory: Path) -> list[Service]:
+    return [service(name) for name in sys.argv[1:]]
+
+
+if __name__ == "__main__":
+    unwind_on_termination()
+    with StopSignals() as signals, run_directory() as directory:
+        try:
+            code = supervisor.run(build, announce, Console(), signals, directory)
+        except TailwatchError as error:
+            print(f"error: {error}", flush=True)
+            code = error.exit_code
+    sys.exit(code)

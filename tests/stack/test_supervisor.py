@@ -1,0 +1,131 @@
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stack.running import Running, running, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def stubs(folder: Path, *services: str) -> Iterator[Running]:
+    command = [sys.executable, "-m", "tests.stack.stub_stack", *services]
+    with running(command, folder, PYTHONPATH=str(ROOT)) as run:
+        yield run
+
+
+def pids(run: Running) -> list[int]:
+    run.wait_for_output("pids ")
+    line = next(line for line in run.output.splitlines() if line.startswith("pids "))
+    return [int(pid) for pid in line.split()[1:]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_running_stops_everything_with_code_0(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with stubs(tmp_path, "quick", "slow") as run:
+        pids(run)
+        assert len(run.survivors()) == 5  # itself, the cleaner (sh and cat), two services
+        run.send(number)
+        assert run.exit_code() == 0
+        run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_starting_stops_everything_with_its_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with stubs(tmp_path, "quick", "slow") as run:
+        run.wait_for_output("starting slow")
+        run.send(number)
+        assert run.exit_code() == 128 + number
+        run.assert_nothing_left()
+        assert "starting slow ... stopped" in run.output
+
+
+def test_no_moment_of_the_start_leaves_anything(tmp_path: Path) -> None:
+    delays = [0.05 * step for step in range(24)]
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for index, delay in enumerate(delays):
+            folder = tmp_path / str(index)
+            folder.mkdir()
+            started = time.monotonic()
+            run = stack.enter_context(stubs(folder, "quick", "slow"))
+            runs.append((started + delay, run))
+            if len(runs) == 6:  # a few at a time: the delays should mean something
+                for due, other in sorted(runs, key=lambda pair: pair[0]):
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    other.send(signal.SIGINT)
+                for _, other in runs:
+                    other.exit_code()
+                    other.assert_nothing_left()
+                runs = []
+
+
+def test_a_killed_service_is_reported_and_ends_the_others(tmp_path: Path) -> None:
+    with stubs(tmp_path, "quick", "slow") as run:
+        quick, _ = pids(run)
+        os.kill(quick, signal.SIGKILL)
+        assert run.exit_code() == 1
+        run.assert_nothing_left()
+        assert f"error: quick (pid {quick}) was killed by signal 9 (Killed)" in run.output
+
+
+def test_a_service_that_fails_to_start_shows_its_last_lines(tmp_path: Path) -> None:
+    with stubs(tmp_path, "quick", "broken", "slow") as run:
+        assert run.exit_code() == 1
+        run.assert_nothing_left()
+        _, after = run.output.split("starting broken ... ")
+        assert "starting slow" not in after
+        failed, title, first, second, error = after.splitlines()
+        assert (failed, title) == ("failed", "the last lines of broken:")
+        assert (first, second) == ("    first", "    the disk is full")
+        assert error.startswith("error: broken (pid ")
+        assert error.endswith("ended with exit code 1")
+
+
+def test_a_service_that_fails_without_a_word(tmp_path: Path) -> None:
+    with stubs(tmp_path, "silent") as run:
+        assert run.exit_code() == 1
+        assert "silent wrote nothing" in run.output
+        assert "ended with exit code 3" in run.output
+
+
+def test_a_second_signal_ends_a_stubborn_service_at_once(tmp_path: Path) -> None:
+    with stubs(tmp_path, "stubborn") as run:
+        pids(run)
+        began = time.monotonic()
+        run.send(signal.SIGINT)
+        time.sleep(0.5)  # the first one is being waited for
+        assert any("SIG_IGN" in line for line in run.survivors())
+        run.send(signal.SIGINT)
+        assert run.exit_code() == 0
+        assert time.monotonic() - began < 5  # the patience with it is 10 s
+        run.assert_nothing_left()
+
+
+def test_killing_the_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    with stubs(tmp_path, "quick", "stubborn") as run:
+        pids(run)
+        run.send(signal.SIGKILL)
+        run.exit_code()
+        wait_until(lambda: not run.survivors(), "all processes gone")
+        run.assert_nothing_left()
+
+
+def test_status_is_one_line_per_service(tmp_path: Path) -> None:
+    with stubs(tmp_path, "quick", "slow") as run:
+        run.wait_for_output("slow: running")
+        lines = run.output.splitlines()
+        assert lines[-2:] == ["quick: running", "slow: running"]
+        assert lines[0].startswith("starting quick ... ready after ")
+        run.send(signal.SIGTERM)
+        assert run.exit_code() == 0
