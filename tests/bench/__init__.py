@@ -1,0 +1,1 @@
+"""Benchmarks against peers, in one interleaved run: `make bench`, see docs/why/speed.md."""
