@@ -1,0 +1,293 @@
+"""The demo service as a process of its own, under its own traffic, by its own metrics."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import magika
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from demo.service import main
+from demo.traffic import Shape, Traffic
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class DemoService:
+    """A running `python -m demo.service` with one simulated GPU."""
+
+    process: subprocess.Popen[str]
+    url: str
+    mock_file: Path
+
+    def request(
+        self, path: str, method: str = "GET", body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        request = urllib.request.Request(
+            self.url + path, body, {"Content-Type": "application/json"}, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def switch(self, name: str) -> tuple[int, Any]:
+        status, body = self.request("/faults", "POST", json.dumps({"name": name}).encode())
+        return status, json.loads(body)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name and the values of their labels but `service`, "name|value|value"."""
+        page = self.request("/metrics")[1].decode()
+        return {
+            "|".join([sample.name, *(v for k, v in sample.labels.items() if k != "service")]): (
+                sample.value
+            )
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+        }
+
+    def send(self, seconds: float, shape: Shape | None = None) -> Traffic:
+        # Patient clients: a busy machine must not change what is counted.
+        traffic = Traffic(self.url, shape=shape, timeout_seconds=60, report_seconds=3600)
+        asyncio.run(traffic.run(seconds))
+        return traffic
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoService]:
+    mock_file = tmp_path_factory.mktemp("gpu") / "gpu.txt"
+    port = free_port()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "demo.service", "--port", str(port)),
+            *("--simulate-gpu", "1", "--nvml-mock-file", str(mock_file)),
+        ],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    running = DemoService(process, f"http://127.0.0.1:{port}", mock_file)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                assert running.request("/healthz")[0] == 200
+                break
+            except OSError:
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        yield running
+    finally:
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=30)[1]
+    # The end of the process is a test too: it leaves nothing, and what it did was no error.
+    assert process.returncode == 0
+    assert all(line.startswith("fault ") for line in errors.splitlines()), errors
+    assert not mock_file.exists()
+
+
+def grown(before: dict[str, float], after: dict[str, float], key: str) -> float:
+    return after[key] - before.get(key, 0.0)
+
+
+def test_a_file_gets_the_label_that_magika_gives_it(service: DemoService) -> None:
+    content = (ROOT / "Makefile").read_bytes()
+    status, body = service.request("/classify", "POST", content)
+    expected = magika.Magika().identify_bytes(content).prediction
+    assert status == 200
+    assert json.loads(body) == {
+        "label": str(expected.output.label),
+        "score": pytest.approx(expected.score, abs=1e-4),
+    }
+    assert json.loads(service.request("/classify", "POST", b"")[1])["label"] == "empty"
+
+
+def test_traffic_shows_in_every_family(service: DemoService) -> None:
+    before = service.metrics()
+    traffic = service.send(5.0)
+    after = service.metrics()
+    sent = traffic.outcomes["ok"]
+    assert traffic.outcomes == {"ok": sent}
+    assert 30 <= sent <= 70
+    for key in (
+        "inference_outcomes_total|ok",
+        "inference_requests_total|/classify|POST|200|ok",
+        "inference_request_duration_seconds_count|/classify",
+        "inference_queue_wait_seconds_count|preprocess",
+        *(
+            f"inference_stage_duration_seconds_count|{stage}"
+            for stage in ("ingress", "preprocess", "batch_wait", "inference")
+        ),
+    ):
+        assert grown(before, after, key) == sent, key
+    # A lone request takes 25 ms of the device, a full batch 125 ms.
+    inference = "inference_stage_duration_seconds_sum|inference"
+    assert 0.025 < grown(before, after, inference) / sent < 0.5
+    assert after["inference_queue_depth|preprocess"] == 0
+    assert after["inference_slo_seconds"] == 0.5
+    assert after["inference_client_timeout_seconds"] == 5
+    assert after["inference_gpu_info|GPU-00000000-0000-0000-0000-000000000000"] == 1
+
+
+def test_the_stages_add_up_to_the_requests_time(service: DemoService) -> None:
+    before = service.metrics()
+    service.send(1.5)
+    after = service.metrics()
+    stages = sum(
+        grown(before, after, key)
+        for key in after
+        if key.startswith("inference_stage_seconds_total|")
+    )
+    duration = grown(before, after, "inference_request_duration_seconds_sum|/classify")
+    assert stages == pytest.approx(duration, rel=1e-6)
+
+
+def test_the_device_is_busy_as_long_as_its_batches_take(service: DemoService) -> None:
+    """Seen from outside, in the file for the mock library: PCIe bytes and busy time agree."""
+
+    def values() -> dict[str, str]:
+        lines = service.mock_file.read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    def joules_over_idle(seconds: float, before: dict[str, str], after: dict[str, str]) -> float:
+        used = float(after["gpu.0.energy"]) - float(before["gpu.0.energy"])
+        return used / 1000 - 60 * seconds
+
+    before, at = values(), time.monotonic()
+    requests = 10
+    for _ in range(requests):  # one after the other, so in batches of one
+        service.request("/classify", "POST", b"import os\n" * 50)
+    time.sleep(0.5)  # two periods of the writer
+    after, seconds = values(), time.monotonic() - at
+    assert int(after["gpu.0.fi.198"]) - int(before["gpu.0.fi.198"]) == requests * 2048 * 4
+    # 230 W more than idle while busy; the file is up to one period of 0.2 s old at both ends.
+    expected = requests * 0.025 * 230
+    assert joules_over_idle(seconds, before, after) == pytest.approx(expected, abs=0.25 * 60)
+
+
+def test_the_preprocess_thread_has_a_name_the_kernel_shows(service: DemoService) -> None:
+    tasks = Path(f"/proc/{service.process.pid}/task")
+    assert "preprocess\n" in [comm.read_text() for comm in tasks.glob("*/comm")]
+
+
+def test_slow_preprocess_is_one_hot_thread(service: DemoService) -> None:
+    def cpu_seconds() -> float:
+        for task in Path(f"/proc/{service.process.pid}/task").iterdir():
+            if (task / "comm").read_text() == "preprocess\n":
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+                return (int(fields[11]) + int(fields[12])) / 100
+        raise AssertionError("no thread preprocess")
+
+    assert service.switch("slow-preprocess")[0] == 200
+    before, used = service.metrics(), cpu_seconds()
+    service.send(0.1, Shape(100, 10))
+    service.request("/faults", "DELETE")
+    after, used = service.metrics(), cpu_seconds() - used
+    count = grown(before, after, "inference_stage_duration_seconds_count|preprocess")
+    assert count >= 10
+    assert used == pytest.approx(0.075 * count, rel=0.2)
+    assert grown(before, after, "inference_stage_duration_seconds_sum|preprocess") >= 0.075 * count
+    # Nine of ten requests that come together wait for those before them.
+    waited = grown(before, after, "inference_queue_wait_seconds_sum|preprocess")
+    assert waited >= 0.075 * sum(range(10))
+
+
+def test_a_full_queue_rejects_until_the_limit_is_off(service: DemoService) -> None:
+    before = service.metrics()
+    rejecting = service.send(0.1, Shape(1000, 100)).outcomes
+    after = service.metrics()
+    assert rejecting["rejected"] > 0
+    assert rejecting["ok"] >= 20
+    for key in (
+        "inference_outcomes_total|rejected",
+        "inference_rejected_total|preprocess|full",
+        "inference_requests_total|/classify|POST|429|rejected",
+    ):
+        assert grown(before, after, key) == rejecting["rejected"], key
+
+    status, state = service.switch("unbounded-queue")
+    assert (status, state["active"]) == (200, "unbounded-queue")
+    assert state["load"] == {"rate_per_second": pytest.approx(72), "burst": 6}
+    try:
+        waiting = service.send(0.1, Shape(1000, 50))
+    finally:
+        service.request("/faults", "DELETE")
+    assert waiting.outcomes["rejected"] == 0
+    assert waiting.outcomes["ok"] >= 50
+
+
+def test_faults_are_refused_with_a_reason(service: DemoService) -> None:
+    status, body = service.switch("sabotage")
+    assert status == 404
+    assert body["detail"].startswith("no fault 'sabotage', there are: slow-preprocess,")
+    assert service.request("/faults", "POST", b"{}")[0] == 422
+    assert json.loads(service.request("/faults")[1])["active"] is None
+
+
+def test_neither_faults_nor_probes_are_counted(service: DemoService) -> None:
+    before = service.metrics()
+    for _ in range(3):
+        service.request("/faults")
+        service.request("/healthz")
+    after = service.metrics()
+    assert after["inference_outcomes_total|ok"] == before["inference_outcomes_total|ok"]
+    assert not any("/faults" in key or "/healthz" in key for key in after)
+
+
+def test_a_body_that_is_too_large_is_refused(service: DemoService) -> None:
+    status, body = service.request("/classify", "POST", bytes((1 << 20) + 1))
+    assert status == 413
+    assert json.loads(body)["detail"] == "a file has at most 1048576 bytes here"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--simulate-gpu", "1"], "--simulate-gpu needs --nvml-mock-file or NVML_MOCK_FILE"),
+        (["--simulate-gpu", "9"], "--simulate-gpu is 9, expected 0 to 8"),
+        (["--simulate-gpu", "1", "--nvml-mock-file", "/nowhere/x"], "its folder does not exist"),
+        (["--fault", "sabotage"], "invalid choice: 'sabotage'"),
+        (["--fault", "overload"], "fault overload needs a simulated GPU"),
+    ],
+)
+def test_bad_usage_is_told(
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NVML_MOCK_FILE", raising=False)
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_taken_port_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["--port", str(port)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in error
