@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tailwatch_stack.errors import UsageError
-from tailwatch_stack.native import ports, prometheus, stack
+from tailwatch_stack.native import alertmanager, ports, prometheus, stack
 from tailwatch_stack.native.console import Console
 from tailwatch_stack.native.targets import parse_target, read_scrape_configs
 
@@ -68,17 +68,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--alertmanager.webhook-url {args.webhook_url}: expected http:// or https://"
         )
-    if args.alertmanager_config is not None and not args.alertmanager_config.is_file():
-        raise UsageError(f"--alertmanager.config-file {args.alertmanager_config}: no such file")
     targets = [parse_target(text) for text in args.target]
     scrape_configs = [] if args.scrape_config is None else read_scrape_configs(args.scrape_config)
     service_ports = ports.parse(args.port, ports.STACK_PORTS)
     console = Console()
     programs = stack.prepare(console)
-    if args.scrape_config is not None:  # alone first: then promtool's line numbers are the file's
-        prometheus.check(
-            programs.promtool, args.scrape_config, f"--scrape-config {args.scrape_config}"
-        )
+    _check_own_files(args, programs)
     plan = stack.Stack(
         programs=programs,
         ports=service_ports,
@@ -96,6 +91,22 @@ def run(args: argparse.Namespace) -> int:
         "runbooks": plan.url("viewer") + "/runbooks",
     }
     return stack.run(plan, plan.services, urls, args.status_file, console)
+
+
+def _check_own_files(args: argparse.Namespace, programs: stack.Programs) -> None:
+    """Raise UsageError naming the person's file that Prometheus or Alertmanager would refuse."""
+    # Alone, although they become part of a larger one: so line numbers are those of the file.
+    for flag, file, refusal, tool in (
+        ("--scrape-config", args.scrape_config, prometheus.refusal, programs.promtool),
+        (
+            "--alertmanager.config-file",
+            args.alertmanager_config,
+            alertmanager.refusal,
+            programs.amtool,
+        ),
+    ):
+        if file is not None and (reason := refusal(tool, file)):
+            raise UsageError(f"{flag} {file}: {reason}")
 
 
 def default_data_dir() -> Path:

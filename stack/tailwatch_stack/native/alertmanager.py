@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from tailwatch_stack.errors import TailwatchError
 from tailwatch_stack.native import loopback
 from tailwatch_stack.native.ports import ADDRESS
 from tailwatch_stack.native.processes import Service
@@ -36,17 +35,8 @@ def configuration(webhook_url: str | None) -> dict[str, Any]:
     return config
 
 
-def check(amtool: Path, file: Path, name: str) -> None:
-    """Let amtool check a configuration.
-
-    Args:
-        amtool: the program.
-        file: what to check.
-        name: what to call the file in the error.
-
-    Raises:
-        TailwatchError: refused, with amtool's reason in one line.
-    """
+def refusal(amtool: Path, file: Path) -> str | None:
+    """Return in one line why amtool refuses a configuration, else None."""
     answer = subprocess.run(
         [amtool, "check-config", file],
         stdin=subprocess.DEVNULL,
@@ -54,9 +44,10 @@ def check(amtool: Path, file: Path, name: str) -> None:
         text=True,
         check=False,
     )
-    if answer.returncode != 0:
-        _, failed, reason = answer.stdout.partition("FAILED:")
-        raise TailwatchError(f"{name}: {' '.join((reason if failed else answer.stderr).split())}")
+    if answer.returncode == 0:
+        return None
+    _, failed, reason = answer.stdout.partition("FAILED:")
+    return " ".join((reason if failed else answer.stderr).split())
 
 
 def service(alertmanager: Path, config: Path, data: Path, port: int) -> Service:

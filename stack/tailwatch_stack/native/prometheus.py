@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tailwatch_stack.errors import TailwatchError, UsageError
+from tailwatch_stack.errors import UsageError
 from tailwatch_stack.native import debian, loopback
 from tailwatch_stack.native.ports import ADDRESS
 from tailwatch_stack.native.processes import Service
@@ -67,17 +67,8 @@ def configuration(
     return config
 
 
-def check(promtool: Path, file: Path, name: str) -> None:
-    """Let promtool check a configuration and the files it names.
-
-    Args:
-        promtool: the program.
-        file: what to check.
-        name: what to call the file in the error.
-
-    Raises:
-        TailwatchError: refused, with promtool's reason in one line.
-    """
+def refusal(promtool: Path, file: Path) -> str | None:
+    """Return in one line why promtool refuses a configuration or a file it names, else None."""
     answer = subprocess.run(
         [promtool, "check", "config", file],
         stdin=subprocess.DEVNULL,
@@ -85,10 +76,11 @@ def check(promtool: Path, file: Path, name: str) -> None:
         text=True,
         check=False,
     )
-    if answer.returncode != 0:
-        _, failed, reason = answer.stderr.partition("FAILED:")
-        text = " ".join((reason if failed else answer.stderr).split())
-        raise TailwatchError(f"{name}: {text.removeprefix(f'parsing YAML file {file}: ')}")
+    if answer.returncode == 0:
+        return None
+    _, failed, reason = answer.stderr.partition("FAILED:")
+    text = " ".join((reason if failed else answer.stderr).split())
+    return text.removeprefix(f"parsing YAML file {file}: ")
 
 
 def service(prometheus: Path, config: Path, data: Path, port: int) -> Service:

@@ -86,15 +86,13 @@ class Stack:
                 self.scrape_configs,
             ),
         )
-        prometheus.check(self.programs.promtool, prometheus_config, "Prometheus' configuration")
+        if reason := prometheus.refusal(self.programs.promtool, prometheus_config):
+            raise TailwatchError(f"Prometheus' configuration is refused: {reason}")
         alertmanager_config = self.alertmanager_config or directory / "alertmanager.yml"
         if self.alertmanager_config is None:
             _write_yaml(alertmanager_config, alertmanager.configuration(self.webhook_url))
-        alertmanager.check(
-            self.programs.amtool,
-            alertmanager_config,
-            str(self.alertmanager_config or "Alertmanager's configuration"),
-        )
+        if reason := alertmanager.refusal(self.programs.amtool, alertmanager_config):
+            raise TailwatchError(f"Alertmanager's configuration is refused: {reason}")
         data = self.data or directory
         return [
             self._exporter(exporter_environment or {}),
@@ -131,7 +129,7 @@ class Stack:
             command=tailwatch_command(
                 "exporter", f"--web.listen-address={ADDRESS}:{self.ports['exporter']}"
             ),
-            ready_url=f"{self.url('exporter')}/metrics",
+            ready_url=f"{self.url('exporter')}/-/healthy",
             environment=environment,
         )
 
