@@ -137,7 +137,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen: set[object] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node)
-            if isinstance(key, Hashable) and key in seen:
+            if not isinstance(key, Hashable):
+                continue  # refused below
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"key {key} given twice", problem_mark=key_node.start_mark
                 )
@@ -156,5 +158,5 @@ def _read(path: Path) -> object:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""
         raise UsageError(f"{path}: {where}{error.problem}, expected YAML") from error
-    except yaml.YAMLError as error:  # a character that YAML does not allow
+    except (yaml.YAMLError, ValueError) as error:  # a forbidden character, or 2026-13-41
         raise UsageError(f"{path}: {str(error).splitlines()[0]}, expected YAML") from error
