@@ -1,4 +1,7 @@
-"""One colour per thing, the same on every dashboard (Grafana's named palette)."""
+"""One colour per thing, the same on every dashboard (Grafana's named palette).
+
+Green, orange and red are for good, near a limit and beyond it, wherever a thing can be either.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ CALM = "blue"
 MUTED = "#8e8e9a"
 
 TP50 = "light-blue"
-TP99 = "orange"
+TP99 = "purple"
 LIMIT = "red"
 
 # In the order in which a request meets them.
@@ -39,6 +42,8 @@ OUTCOMES = {
     "cancelled": MUTED,
     **ERRORS,
 }
+
+PRESSURE = {"cpu": "blue", "memory": "purple", "io": "yellow"}
 
 CPU_MODES = {
     "user": "green",

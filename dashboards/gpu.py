@@ -22,7 +22,12 @@ from dashboards.thresholds import SM_ACTIVE
 UID = "tailwatch-gpu"
 
 SELECTED = 'index=~"$gpu"'
-AGE_STEPS: Steps = [(colors.GOOD, None), (colors.WARN, 3), (colors.BAD, 10)]
+# Age when Prometheus read it: the time since that scrape says nothing about the GPU.
+SAMPLE_AGE = (
+    f"(timestamp(gpu_last_sample_timestamp_seconds{{{HOST}}})"
+    f" - gpu_last_sample_timestamp_seconds{{{HOST}}})"
+)
+AGE_STEPS: Steps = [(colors.GOOD, None), (colors.WARN, 1.5), (colors.BAD, 3)]  # sampled each second
 
 
 def build() -> str:
@@ -34,7 +39,7 @@ def build() -> str:
         Line(8, [sm_active(), utilization(), memory()]),
         Line(8, [dram_active(), pcie_in(), pcie_out()]),
     ]
-    limits = [Line(8, [clocks(), throttled(), power(), temperature()])]
+    limits = [Line(7, [clocks(), throttled()]), Line(7, [power(), temperature()])]
     health = [Line(7, [age(), nvml_errors(), hardware_errors()])]
     return page(
         UID,
@@ -56,9 +61,8 @@ def selected(series: str) -> str:
 
 def gpus() -> AnyPanel:
     """Return the list of GPUs."""
-    newest = f"time() - gpu_last_sample_timestamp_seconds{{{HOST}}}"
     named = (
-        f"({newest}) * on (host, uuid) group_left (index, name, driver_version) "
+        f"{SAMPLE_AGE} * on (host, uuid) group_left (index, name, driver_version) "
         f"gpu_info{{{HOST},{SELECTED}}}"
     )
     return listing(
@@ -70,11 +74,11 @@ def gpus() -> AnyPanel:
             runbook="SignalMissing",
         ),
         columns={
-            "host": "Host",
-            "index": "GPU",
-            "name": "Name",
-            "driver_version": "Driver",
-            "Value": "Sample age",
+            "host": ("Host", 140),
+            "index": ("GPU", 60),
+            "name": ("Name", 0),
+            "driver_version": ("Driver", 110),
+            "Value": ("Sample age", 110),
         },
         value_unit=units.Seconds,
         value_steps=AGE_STEPS,
@@ -84,7 +88,7 @@ def gpus() -> AnyPanel:
 def found() -> AnyPanel:
     """Return the number of GPUs."""
     return number(
-        "GPUs",
+        "Found",
         units.NoUnit,
         f"sum(gpu_devices{{{HOST}}})",
         Help("Good: as many as are installed. 0: the driver runs and sees none."),
@@ -160,14 +164,14 @@ def utilization() -> AnyPanel:
 def memory() -> AnyPanel:
     """Return used and total video memory."""
     return graph(
-        "Video memory",
+        "Video memory (total dashed)",
         units.BytesIEC,
         [
             Query(selected(f"gpu_memory_used_bytes{{{HOST}}}"), GPU_LEGEND),
             Query(selected(f"gpu_memory_total_bytes{{{HOST}}}"), f"{GPU_LEGEND} total"),
         ],
         Help("Good: flat after start-up, with room under the total (dashed)."),
-        overrides=[Override("total$", color=colors.MUTED, dashed=True)],
+        overrides=[Override("total$", color=colors.MUTED, dashed=True, in_legend=False)],
     )
 
 
@@ -214,14 +218,14 @@ def clocks() -> AnyPanel:
     """Return the SM clock against its maximum."""
     sm = f'domain="sm",{HOST}'
     return graph(
-        "SM clock",
+        "SM clock (maximum dashed)",
         units.Hertz,
         [
             Query(selected(f"gpu_clock_hertz{{{sm}}}"), GPU_LEGEND),
             Query(selected(f"gpu_clock_max_hertz{{{sm}}}"), f"{GPU_LEGEND} maximum"),
         ],
         Help("Good: near the maximum (dashed) under load. An idle GPU lowers its clock."),
-        overrides=[Override("maximum$", color=colors.MUTED, dashed=True)],
+        overrides=[Override("maximum$", color=colors.MUTED, dashed=True, in_legend=False)],
     )
 
 
@@ -237,20 +241,21 @@ def throttled() -> AnyPanel:
             "Empty: the driver does not count it.",
         ),
         maximum=1,
+        legend_on_right=True,
     )
 
 
 def power() -> AnyPanel:
     """Return power against its limit."""
     return graph(
-        "Power",
+        "Power (limit dashed)",
         units.Watt,
         [
             Query(selected(f"gpu_power_watts{{{HOST}}}"), GPU_LEGEND),
             Query(selected(f"gpu_power_limit_watts{{{HOST}}}"), f"{GPU_LEGEND} limit"),
         ],
         Help("Good: below the limit (dashed). At the limit the clock goes down."),
-        overrides=[Override("limit$", color=colors.MUTED, dashed=True)],
+        overrides=[Override("limit$", color=colors.MUTED, dashed=True, in_legend=False)],
     )
 
 
@@ -266,14 +271,13 @@ def temperature() -> AnyPanel:
 
 def age() -> AnyPanel:
     """Return the age of each GPU's newest sample."""
-    newest = f"(time() - gpu_last_sample_timestamp_seconds{{{HOST}}})"
     return graph(
         "Sample age",
         units.Seconds,
-        [Query(selected(newest), GPU_LEGEND)],
+        [Query(selected(SAMPLE_AGE), GPU_LEGEND)],
         Help(
-            "Good: below the sampling interval plus the scrape interval. A line that climbs is "
-            "a GPU that stopped answering.",
+            "Good: below 1.5 s, at one sample a second. Age at the moment of the scrape: it climbs "
+            "while a GPU does not answer, until its series stop.",
             runbook="SignalMissing",
         ),
     )

@@ -26,7 +26,7 @@ IDLE = f'mode=~"idle|iowait",{HOST}'
 
 def build() -> str:
     """Return the dashboard's JSON."""
-    now = [Line(4, [busy(), hottest_thread(), memory_used(), pressure_now()])]
+    now = [Line(3, [busy(), hottest_thread(), memory_used(), pressure_now()])]
     cpu = [
         Line(8, [modes(), cores(), hottest_cores()], widths=[8, 9, 7]),
         Line(8, [threads(), hottest_threads(), load()], widths=[9, 7, 8]),
@@ -189,7 +189,11 @@ def load() -> AnyPanel:
             Query(idle_cores, "{{host}} cores"),
         ],
         Help("Good: below the number of cores (dashed). Counts tasks that wait for a disk, too."),
-        overrides=[Override("cores$", color=colors.MUTED, dashed=True)],
+        overrides=[
+            Override("1 min$", color=colors.CALM),
+            Override("5 min$", color="light-purple"),
+            Override("cores$", color=colors.MUTED, dashed=True),
+        ],
     )
 
 
@@ -232,13 +236,14 @@ def pressure() -> AnyPanel:
             "Good: below 10 %. Share of time in which some task waited for the resource (PSI). "
             "Empty: the kernel has PSI switched off.",
         ),
+        overrides=[Override(f"{name}$", color=color) for name, color in colors.PRESSURE.items()],
     )
 
 
 def network() -> AnyPanel:
     """Return network traffic by device."""
     return graph(
-        "Network by device, out below in",
+        "Network by device (out dashed)",
         units.BytesPerSecondSI,
         [
             Query(rate("host_network_receive_bytes_total", HOST), "{{host}} {{device}} in"),
@@ -252,7 +257,7 @@ def network() -> AnyPanel:
 def disk_bytes() -> AnyPanel:
     """Return disk traffic by device."""
     return graph(
-        "Disks",
+        "Disks (writes dashed)",
         units.BytesPerSecondSI,
         [
             Query(rate("host_disk_read_bytes_total", HOST), "{{host}} {{device}} read"),

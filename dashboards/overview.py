@@ -45,10 +45,10 @@ UID = "tailwatch-overview"
 def build() -> str:
     """Return the dashboard's JSON."""
     lines = [
-        Line(4, [firing(), requests(), errors(), tp50(), tp99(), tail(), waiting(), gpu_busy()]),
+        Line(3, [firing(), requests(), errors(), tp50(), tp99(), tail(), waiting(), gpu_busy()]),
         Line(5, [alerts(), causes()], widths=[14, 10]),
-        Line(7, [latency(), load(), failures()], widths=[9, 8, 7]),
-        Line(6, [gpu(), gpu_memory(), cpu(), memory(), network()], widths=[5, 5, 5, 4, 5]),
+        Line(8, [latency(), load(), failures()], widths=[9, 8, 7]),
+        Line(7, [gpu(), gpu_memory(), cpu(), memory(), network()], widths=[5, 5, 5, 4, 5]),
     ]
     return page(
         UID,
@@ -284,7 +284,7 @@ def load() -> AnyPanel:
         ),
         overrides=[
             Override("requests$", color=colors.CALM),
-            Override("waiting$", color="yellow", dashed=True, right_axis_unit=units.Short),
+            Override("waiting$", color="yellow", right_axis_unit=units.Short),
         ],
     )
 
@@ -310,22 +310,21 @@ def failures() -> AnyPanel:
 
 
 def gpu() -> AnyPanel:
-    """Return utilisation and SM activity per GPU."""
-    sm_active = per_gpu(f"gpu_sm_active_ratio{{{HOST}}}")
+    """Return utilisation per GPU, and SM activity of all."""
     utilization = per_gpu(f'gpu_utilization_ratio{{engine="compute",{HOST}}}')
     return graph(
         "GPU utilisation",
         units.PercentUnit,
         [
-            Query(utilization, f"{GPU_LEGEND} utilisation"),
-            Query(sm_active, f"{GPU_LEGEND} SM active"),
+            Query(utilization, GPU_LEGEND),
+            Query(f"avg(gpu_sm_active_ratio{{{HOST}}})", "SM active, mean"),
         ],
         Help(
             "Good: high while requests wait. Utilisation is the share of time with any kernel "
-            "running; SM active the share of the chip at work. Empty: no GPU on these hosts.",
+            "running; SM active (dashed) the share of the chip at work. Empty: no GPU here.",
             runbook="GpuStarvedUnderLoad",
         ),
-        overrides=[Override("utilisation$", dashed=True)],
+        overrides=[Override("^SM active", color="white", dashed=True)],
         maximum=1,
     )
 
@@ -333,7 +332,7 @@ def gpu() -> AnyPanel:
 def gpu_memory() -> AnyPanel:
     """Return used and total video memory per GPU."""
     return graph(
-        "Video memory",
+        "Video memory (total dashed)",
         units.BytesIEC,
         [
             Query(per_gpu(f"gpu_memory_used_bytes{{{HOST}}}"), GPU_LEGEND),
@@ -343,7 +342,7 @@ def gpu_memory() -> AnyPanel:
             "Good: flat after start-up, with room under the total (dashed). "
             "Empty: no GPU on these hosts.",
         ),
-        overrides=[Override("total$", color=colors.MUTED, dashed=True)],
+        overrides=[Override("total$", color=colors.MUTED, dashed=True, in_legend=False)],
     )
 
 
@@ -368,8 +367,8 @@ def cpu() -> AnyPanel:
         ),
         overrides=[
             Override("all cores$", color=colors.CALM),
-            Override("hottest core$", color="purple"),
-            Override("busiest thread$", color=colors.WARN),
+            Override("hottest core$", color="light-purple"),
+            Override("busiest thread$", color="yellow"),
         ],
         maximum=1,
     )

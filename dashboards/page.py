@@ -43,7 +43,7 @@ def page(
         sections: the panels, from top to bottom.
     """
     board = (
-        dashboard.Dashboard(f"tailwatch / {PAGES[uid]}")
+        dashboard.Dashboard(PAGES[uid])
         .uid(uid)
         .description(description)
         .tags(["tailwatch"])
@@ -52,7 +52,7 @@ def page(
         .time("now-30m", "now")
         .refresh("10s")
         .with_variable(_datasource_variable())
-        .annotation(_alerts())
+        .annotation(_symptoms_begin())
     )
     for name, label, query in variables:
         board.with_variable(_list_variable(name, label, query))
@@ -89,14 +89,15 @@ def _page_link(uid: str, title: str) -> dashboard.DashboardLink:
     return link.url(f"/d/{uid}").icon("dashboard").keep_time(True).include_vars(True)
 
 
-def _alerts() -> dashboard.AnnotationQuery:
+def _symptoms_begin() -> dashboard.AnnotationQuery:
+    firing = f'ALERTS{{alertstate="firing",{ALERTS_SHOWN}}}'
     return (
         dashboard.AnnotationQuery()
-        .name("Firing symptoms")
+        .name("Symptoms begin")
         .datasource(DATASOURCE)
         .enable(True)
         .icon_color("red")
-        .expr(f'ALERTS{{alertstate="firing",{ALERTS_SHOWN}}}')
+        .expr(f"{firing} unless {firing} offset $__interval")
         .title_format("{{alertname}}")
         .text_format("{{service}}")
         .step("30s")

@@ -89,11 +89,16 @@ class Query:
 
 @dataclass(frozen=True)
 class Override:
-    """How the series whose name matches the regular expression `names` differ from the rest."""
+    """How the series whose name matches the regular expression `names` differ from the rest.
+
+    A dashed line is a reference for the others. `in_legend=False` suits one per series, where the
+    panel's title says what it is.
+    """
 
     names: str
     color: str = ""
     dashed: bool = False
+    in_legend: bool = True
     right_axis_unit: str = ""
 
     def apply(self, panel: timeseries.Panel) -> None:
@@ -104,6 +109,8 @@ class Override:
         if self.dashed:
             properties.append(("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}))
             properties.append(("custom.fillOpacity", 0))
+        if not self.in_legend:
+            properties.append(("custom.hideFrom", {"legend": True, "tooltip": False, "viz": False}))
         if self.right_axis_unit:
             properties.append(("custom.axisPlacement", "right"))
             properties.append(("unit", self.right_axis_unit))
@@ -163,8 +170,8 @@ def graph(
     """Return lines over time from 0 up; `limits` are drawn as dashed lines."""
     panel = timeseries.Panel().min(0).line_width(1.5).span_nulls(False)
     panel.show_points(common_model.VisibilityMode.NEVER)
-    panel.fill_opacity(45 if stacked else 8).gradient_mode(common_model.GraphGradientMode.OPACITY)
-    panel.color_scheme(_color(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    panel.fill_opacity(8).gradient_mode(common_model.GraphGradientMode.OPACITY)
+    panel.color_scheme(_color(model.FieldColorModeId.PALETTE_CLASSIC))
     panel.tooltip(
         common.VizTooltipOptions()
         .mode(common_model.TooltipDisplayMode.MULTI)
@@ -173,7 +180,8 @@ def graph(
     panel.legend(_legend(on_right=legend_on_right))
     if stacked:
         panel.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
-        panel.line_width(0.5)
+        # Areas without lines: a series of zeros would draw its line along the top of the stack.
+        panel.line_width(0).fill_opacity(70).gradient_mode(common_model.GraphGradientMode.NONE)
     if maximum is not None:
         panel.max(maximum)
     if limits:
@@ -199,25 +207,23 @@ def number(
     filled: bool = False,
     decimals: int | None = None,
 ) -> stat.Panel:
-    """Return the value of now, large, with its history behind it; `filled` colours the tile.
+    """Return one large number; `filled` colours the tile.
 
-    Where the expression, which has no labels, gives nothing, NaN stands in: else the tile would
-    go on showing the last value that there was.
+    The number is of now. Over the time range, a tile would go on showing the last value that
+    there was.
     """
-    panel = stat.Panel().reduce_options(_latest("last"))
+    panel = stat.Panel().reduce_options(_last()).graph_mode(common_model.BigValueGraphMode.NONE)
     panel.color_mode(
         common_model.BigValueColorMode.BACKGROUND_SOLID
         if filled
         else common_model.BigValueColorMode.VALUE
     )
-    panel.graph_mode(
-        common_model.BigValueGraphMode.NONE if filled else common_model.BigValueGraphMode.AREA
-    )
+    panel.text(common.VizTextDisplayOptions().value_size(34))
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
-    panel.mappings(absent(when_absent)).no_value("no answer")
+    panel.mappings(absent(when_absent)).no_value(when_absent)
     if decimals is not None:
         panel.decimals(decimals)
-    _describe(panel, title, about, [Query(f"{expr} or vector(NaN)")])
+    _describe(panel, title, about, [Query(expr, now=True)])
     return panel.unit(unit)
 
 
@@ -230,11 +236,7 @@ def names(
     links: Sequence[dashboard.DashboardLink] = (),
 ) -> stat.Panel:
     """Return one coloured tile per series, with its name; the queries are of now."""
-    panel = (
-        stat.Panel()
-        .reduce_options(_latest("lastNotNull"))
-        .text_mode(common_model.BigValueTextMode.NAME)
-    )
+    panel = stat.Panel().reduce_options(_last()).text_mode(common_model.BigValueTextMode.NAME)
     panel.color_mode(common_model.BigValueColorMode.BACKGROUND)
     panel.graph_mode(common_model.BigValueGraphMode.NONE)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
@@ -255,7 +257,7 @@ def bars(
     maximum: float | None = None,
 ) -> bargauge.Panel:
     """Return each series as a horizontal bar from 0; the queries are of now."""
-    panel = bargauge.Panel().reduce_options(_latest("lastNotNull")).min(0)
+    panel = bargauge.Panel().reduce_options(_last()).min(0)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
     panel.display_mode(common_model.BarGaugeDisplayMode.GRADIENT)
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
@@ -314,7 +316,7 @@ def listing(
     expr: str,
     about: Help,
     *,
-    columns: Mapping[str, str],
+    columns: Mapping[str, tuple[str, int]],
     value_unit: str,
     value_steps: Steps,
 ) -> table.Panel:
@@ -324,7 +326,7 @@ def listing(
         title: of the panel.
         expr: PromQL; its value is the column `Value`.
         about: the help text.
-        columns: label (or `Value`) -> heading, in order; other labels are left out by the query.
+        columns: label (or `Value`) -> heading and width in pixels (0: what is left), in order.
         value_unit: unit of the value.
         value_steps: thresholds of the value, shown as text colour.
     """
@@ -338,12 +340,15 @@ def listing(
             options={
                 "excludeByName": {"Time": True},
                 "indexByName": {name: index for index, name in enumerate(columns)},
-                "renameByName": dict(columns),
+                "renameByName": {name: heading for name, (heading, _) in columns.items()},
             },
         )
     )
+    for heading, width in columns.values():
+        if width:
+            panel.override_by_name(heading, [model.DynamicConfigValue("custom.width", width)])
     panel.override_by_name(
-        columns["Value"],
+        columns["Value"][0],
         [
             model.DynamicConfigValue("unit", value_unit),
             model.DynamicConfigValue("thresholds", thresholds(value_steps).build()),
@@ -368,8 +373,8 @@ def _color(mode: model.FieldColorModeId) -> dashboard.FieldColor:
     return dashboard.FieldColor().mode(mode)
 
 
-def _latest(calculation: str) -> common.ReduceDataOptions:
-    return common.ReduceDataOptions().calcs([calculation]).values(False)
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
 
 
 def _legend(*, on_right: bool) -> common.VizLegendOptions:

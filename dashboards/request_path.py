@@ -27,7 +27,7 @@ DURATION = "inference_request_duration_seconds"
 def build() -> str:
     """Return the dashboard's JSON."""
     where = [
-        Line(4, [requests(), in_flight(), oldest(), waiting(), rejected(), tp99()]),
+        Line(3, [requests(), in_flight(), oldest(), waiting(), rejected(), tp99()]),
         Line(
             8,
             [stage_seconds(), stage_shares("true"), stage_shares("false")],
@@ -274,7 +274,7 @@ def flight() -> AnyPanel:
         ),
         overrides=[
             Override("in flight$", color=colors.CALM),
-            Override("oldest$", color=colors.WARN, dashed=True, right_axis_unit=units.Seconds),
+            Override("oldest$", color="yellow", right_axis_unit=units.Seconds),
         ],
     )
 
