@@ -1,0 +1,85 @@
+"""The collector `gpu`: publishes the samplers' latest snapshots; a scrape never calls NVML."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tailwatch_exporters._nvml import Library
+from tailwatch_exporters.collectors import Collector
+from tailwatch_exporters.gpu_device import DeviceSampler
+from tailwatch_exporters.gpu_families import FAMILIES
+from tailwatch_exporters.gpu_manager import GpuManager
+from tailwatch_exporters.gpu_sample import Samples, device_labels
+from tailwatch_tracing.exposition import Family, labels
+
+
+class GpuCollector(Collector):
+    """NVIDIA GPUs through NVML, each sampled by a thread of its own.
+
+    Without a driver or a GPU it publishes `nvml_up` 0 with a reason and goes on looking.
+
+    Args:
+        interval_seconds: between two samples of a GPU.
+        procfs_path: for the names of processes: /proc of the host's pid namespace.
+        library: NVML.
+        clock: seconds; the samplers' clock.
+    """
+
+    name = "gpu"
+
+    def __init__(
+        self,
+        interval_seconds: float = 1.0,
+        procfs_path: Path = Path("/proc"),
+        library: Library | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._manager = GpuManager(library or Library(), interval_seconds, procfs_path, clock)
+
+    def start(self) -> None:
+        """Begin looking for GPUs."""
+        self._manager.start()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End the samplers and NVML; return whether no call hung."""
+        return self._manager.stop(timeout_seconds)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the families that have a value now."""
+        samples: Samples = {family: [] for family in FAMILIES}
+        self._add_library(samples)
+        devices = self._manager.devices.values()
+        for sampler in sorted(devices, key=lambda sampler: sampler.identity.index):
+            self._add_device(sampler, samples)
+        for name, (kind, help_text) in FAMILIES.items():
+            yield Family(name, kind, help_text, samples[name])
+
+    def _add_library(self, samples: Samples) -> None:
+        status = self._manager.status()
+        samples["nvml_up"].append((labels(reason=status.reason), int(status.is_up)))
+        samples["gpu_devices"].append(("", status.device_count))
+        samples["gpu_nvml_errors_total"] += [
+            (labels(call=call, code=str(code)), count)
+            for (call, code), count in sorted(dict(self._manager.errors).items())
+        ]
+
+    def _add_device(self, sampler: DeviceSampler, samples: Samples) -> None:
+        uuid = sampler.identity.uuid
+        label_text = device_labels(uuid)
+        state = sampler.state
+        snapshot = sampler.fresh_snapshot(self._clock())
+        samples["gpu_up"].append((label_text, int(snapshot is not None)))
+        if state.answered_at is not None:
+            samples["gpu_last_sample_timestamp_seconds"].append((label_text, state.answered_at))
+        samples["gpu_nvml_errors_total"] += state.errors
+        # What came as an event stays true of a GPU that does not answer: it says why.
+        samples["gpu_xid_errors_total"] += self._manager.xids.totals(uuid)
+        xid_at = self._manager.xids.last_at(uuid)
+        if xid_at is not None:
+            samples["gpu_xid_last_timestamp_seconds"].append((label_text, xid_at))
+        if snapshot is not None:
+            for family, values in snapshot.samples.items():
+                samples[family] += values

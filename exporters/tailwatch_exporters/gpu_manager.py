@@ -1,0 +1,268 @@
+"""The life of the NVML library and of its GPUs: start, enumerate, lose, start anew, end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tailwatch_exporters._nvml import (
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    LIBRARY_NOT_FOUND,
+    NO_PERMISSION,
+    RESET_REQUIRED,
+    VERSION_MISMATCH,
+    Device,
+    Library,
+    NvmlError,
+)
+from tailwatch_exporters.gpu_device import DeviceSampler, DeviceTotals, Identity
+from tailwatch_exporters.gpu_events import XidCounts, XidWatcher
+from tailwatch_exporters.sampler_thread import SamplerThread
+
+logger = logging.getLogger(__name__)
+
+ENUMERATE_INTERVALS = 5
+"""The GPUs are listed anew every so many sampling intervals."""
+
+_LONGEST_REST_INTERVALS = 60
+_JOIN_SECONDS = 1.0
+_HUNG_SECONDS = 30.0  # initialising eight idle GPUs takes a driver ten seconds
+
+REASONS = {
+    LIBRARY_NOT_FOUND: "library_not_found",
+    FUNCTION_NOT_FOUND: "library_not_found",
+    DRIVER_NOT_LOADED: "driver_not_loaded",
+    NO_PERMISSION: "no_permission",
+    VERSION_MISMATCH: "version_mismatch",
+    GPU_IS_LOST: "gpu_lost",
+    RESET_REQUIRED: "gpu_lost",
+}
+"""NVML return code -> the reason label of nvml_up; any other code is `error`."""
+
+
+class Status(NamedTuple):
+    """Whether NVML answers, in a word why not, and how many GPUs it lists."""
+
+    is_up: bool
+    reason: str
+    device_count: int
+
+
+class GpuManager:
+    """Keeps one sampler per GPU, by uuid, and the library initialised.
+
+    Everything runs in the manager's own thread, since any NVML call may hang.
+
+    Args:
+        library: NVML.
+        interval_seconds: sampling interval of each GPU.
+        procfs_path: for the names of processes.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        interval_seconds: float,
+        procfs_path: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.devices: Mapping[str, DeviceSampler] = {}
+        self.errors: Counter[tuple[str, int]] = Counter()
+        self.xids = XidCounts()
+        self._status = Status(False, "starting", 0)
+        self._library = library
+        self._interval_seconds = interval_seconds
+        self._procfs_path = procfs_path
+        self._clock = clock
+        self._is_open = False
+        self._driver = ""
+        self._watcher: XidWatcher | None = None
+        self._hanging: list[DeviceSampler] = []
+        self._rest_intervals = 1
+        self._busy_since: float | None = None
+        self._stopping = threading.Event()
+        self._thread = SamplerThread(
+            "gpu-manager", self.tick, ENUMERATE_INTERVALS * interval_seconds
+        )
+
+    def start(self) -> None:
+        """Begin; the driver may come later."""
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End all threads and the library; return whether nothing hung."""
+        start = self._clock()
+        self._stopping.set()
+        self._thread.signal_stop()
+        samplers = [*self.devices.values(), *self._hanging]
+        for sampler in samplers:
+            sampler.signal_stop()
+        if self._watcher is not None:
+            self._watcher.signal_stop()
+        ended = self._thread.join(timeout_seconds / 2)
+        ended = self._join(samplers, start + 0.75 * timeout_seconds) and ended
+        if not ended:  # the library must not be shut down under a call
+            return False
+        closing = threading.Thread(target=self._close, name="gpu-close", daemon=True)
+        closing.start()
+        closing.join(max(0.0, start + timeout_seconds - self._clock()))
+        return not closing.is_alive()
+
+    def status(self) -> Status:
+        """Return the status; a call that does not return makes it `hung`."""
+        busy_since = self._busy_since
+        if busy_since is not None and self._clock() - busy_since > _HUNG_SECONDS:
+            return self._status._replace(is_up=False, reason="hung")
+        return self._status
+
+    def tick(self) -> float:
+        """Bring library and samplers up to date; return the seconds to rest at least."""
+        self._busy_since = self._clock()
+        try:
+            return self._tick()
+        finally:
+            self._busy_since = None
+
+    def _tick(self) -> float:
+        try:
+            if not self._is_open:
+                self._open()
+            elif self._is_all_lost() and not self._reopen():
+                self._status = self._status._replace(is_up=False, reason="hung")
+                return 0.0
+            self._enumerate()
+        except NvmlError as error:
+            return self._failed(error)
+        self._rest_intervals = 1
+        return 0.0
+
+    def _failed(self, error: NvmlError) -> float:
+        key = (error.call, error.code)
+        if key not in self.errors:
+            logger.warning("NVML: %s", error)
+        self.errors[key] += 1
+        device_count = self._status.device_count if self._is_open else 0
+        self._status = Status(False, REASONS.get(error.code, "error"), device_count)
+        self._rest_intervals = min(2 * self._rest_intervals, _LONGEST_REST_INTERVALS)
+        if self._is_open:
+            return 0.0
+        return self._rest_intervals * self._interval_seconds
+
+    def _open(self) -> None:
+        self._library.init()
+        self._is_open = True
+        self._driver = ""
+        self._watcher = None
+
+    def _is_all_lost(self) -> bool:
+        """Return whether only a new start of the library can help."""
+        samplers = self.devices.values()
+        return bool(samplers) and all(sampler.is_lost for sampler in samplers)
+
+    def _reopen(self) -> bool:
+        """Shut the library down, as a reloaded driver needs, and initialise it again.
+
+        Returns:
+            False when a call hangs: the library cannot be shut down under it.
+        """
+        samplers = list(self.devices.values())
+        for sampler in samplers:
+            sampler.signal_stop()
+        if self._watcher is not None:
+            self._watcher.signal_stop()
+        if not self._join(samplers, self._clock() + _JOIN_SECONDS):
+            return False
+        self._close()
+        self._open()
+        return True
+
+    def _join(self, samplers: list[DeviceSampler], deadline: float) -> bool:
+        waiting: list[DeviceSampler | XidWatcher] = list(samplers)
+        if self._watcher is not None:
+            waiting.append(self._watcher)
+        return all([thread.join(deadline - self._clock()) for thread in waiting])
+
+    def _close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._library.shutdown()
+        except NvmlError as error:
+            logger.debug("shutdown: %s", error)
+
+    def _enumerate(self) -> None:
+        """Start samplers of GPUs that came, stop those of GPUs that went.
+
+        A GPU that cannot be opened is listed still: one that was known stays, and is down.
+        """
+        if not self._driver:
+            self._driver = self._driver_version()
+        count = self._library.device_count()
+        found: dict[str, tuple[int, Device]] = {}
+        unknown = 0
+        for index in range(count):
+            try:
+                device = self._library.device_by_index(index)
+                found[device.uuid()] = (index, device)
+            except NvmlError as error:
+                self.errors[error.call, error.code] += 1
+                unknown += 1
+        self._replace_samplers(found, keep_missing=unknown)
+        self._status = Status(True, "ok", count)
+
+    def _driver_version(self) -> str:
+        try:
+            return self._library.driver_version()
+        except NvmlError as error:
+            self.errors[error.call, error.code] += 1
+            return ""
+
+    def _replace_samplers(self, found: Mapping[str, tuple[int, Device]], keep_missing: int) -> None:
+        self._hanging = [sampler for sampler in self._hanging if not sampler.join(0.0)]
+        devices: dict[str, DeviceSampler] = {}
+        for uuid, (index, device) in found.items():
+            sampler = self._sampler(uuid, index, device)
+            if sampler is not None:
+                devices[uuid] = sampler
+                self._watch(uuid, device)
+        missing = [uuid for uuid in self.devices if uuid not in found]
+        for uuid in missing[:keep_missing]:
+            devices[uuid] = self.devices[uuid]
+        for uuid in missing[keep_missing:]:
+            self.devices[uuid].signal_stop()
+            self._hanging.append(self.devices[uuid])
+        self.devices = devices
+
+    def _sampler(self, uuid: str, index: int, device: Device) -> DeviceSampler | None:
+        """Return the GPU's sampler, a new one where there is none that runs."""
+        current = self.devices.get(uuid)
+        identity = Identity(uuid, index, self._driver)
+        if current is not None and current.is_running():
+            current.identity = identity
+            return current
+        if any(sampler.identity.uuid == uuid for sampler in self._hanging):
+            return None  # its old thread is in a call still: a second one would hang as well
+        totals = current.totals if current is not None else DeviceTotals()
+        sampler = DeviceSampler(
+            self._library, device, identity, totals, self._interval_seconds, self._procfs_path
+        )
+        if not self._stopping.is_set():
+            sampler.start()
+        return sampler
+
+    def _watch(self, uuid: str, device: Device) -> None:
+        try:
+            if self._watcher is None:
+                self._watcher = XidWatcher(self._library, self.xids)
+            self._watcher.watch(uuid, device)
+        except NvmlError as error:
+            self.errors[error.call, error.code] += 1
