@@ -37,7 +37,7 @@ def build() -> str:
     ]
     work = [
         Line(8, [sm_active(), utilization(), memory()]),
-        Line(8, [dram_active(), pcie_in(), pcie_out()]),
+        Line(8, [dram_active(), process_memory(), pcie_in(), pcie_out()]),
     ]
     limits = [Line(7, [clocks(), throttled()]), Line(7, [power(), temperature()])]
     health = [Line(7, [age(), nvml_errors(), hardware_errors()])]
@@ -62,12 +62,12 @@ def selected(series: str) -> str:
 def gpus() -> AnyPanel:
     """Return the list of GPUs."""
     named = (
-        f"{SAMPLE_AGE} * on (host, uuid) group_left (index, name, driver_version) "
+        f"{SAMPLE_AGE} * on (host, uuid) group_left (index, name, driver) "
         f"gpu_info{{{HOST},{SELECTED}}}"
     )
     return listing(
         "GPUs",
-        f"max by (host, index, name, driver_version) ({named})",
+        f"max by (host, index, name, driver) ({named})",
         Help(
             "Good: every GPU of the host is listed and its sample is younger than 3 s. "
             "A GPU whose name says simulated is not hardware. Empty: no GPU, or no driver.",
@@ -77,7 +77,7 @@ def gpus() -> AnyPanel:
             "host": ("Host", 140),
             "index": ("GPU", 60),
             "name": ("Name", 0),
-            "driver_version": ("Driver", 110),
+            "driver": ("Driver", 110),
             "Value": ("Sample age", 110),
         },
         value_unit=units.Seconds,
@@ -190,6 +190,19 @@ def dram_active() -> AnyPanel:
     )
 
 
+def process_memory() -> AnyPanel:
+    """Return video memory by process group."""
+    return graph(
+        "Video memory by program",
+        units.BytesIEC,
+        [Query(selected(f"gpu_process_memory_bytes{{{HOST}}}"), f"{GPU_LEGEND} {{{{group}}}}")],
+        Help(
+            "Good: the programs that you expect, each at its usual size. Another one beside them "
+            "takes compute, too. Empty: nothing runs, or the driver does not tell.",
+        ),
+    )
+
+
 def pcie_in() -> AnyPanel:
     """Return bytes from host to GPU."""
     return graph(
@@ -284,15 +297,19 @@ def age() -> AnyPanel:
 
 
 def nvml_errors() -> AnyPanel:
-    """Return failing NVML calls."""
+    """Return failing NVML calls and answers that cannot be true."""
     failing = rate("gpu_nvml_errors_total", HOST)
+    rejected = rate("gpu_rejected_values_total", HOST)
     return graph(
-        "NVML errors",
+        "NVML errors, rejected values",
         units.CountsPerSecond,
-        [Query(selected(failing), f"{GPU_LEGEND} {{{{call}}}} {{{{code}}}}")],
+        [
+            Query(selected(failing), f"{GPU_LEGEND} {{{{call}}}} {{{{code}}}}"),
+            Query(selected(rejected), f"{GPU_LEGEND} rejected {{{{field}}}}"),
+        ],
         Help(
-            "Good: none. Calls that this GPU does not support are not counted. "
-            "Empty: no call ever failed.",
+            "Good: near 0. Code 3 (not supported) comes back once in 60 samples. A rejected value "
+            "cannot be true and was not published. Empty: no call ever failed.",
             runbook="SignalMissing",
         ),
     )

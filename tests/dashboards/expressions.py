@@ -67,3 +67,27 @@ def called(expr: promql_parser.Expr) -> str:
     if isinstance(expr, promql_parser.AggregateExpr):
         return str(expr.op)
     return ""
+
+
+def named_labels(tree: promql_parser.Expr) -> set[str]:
+    """Return the labels that aggregations keep and that joins match or copy."""
+    found: set[str] = set()
+    for node in nodes(tree):
+        if isinstance(node.expr, promql_parser.AggregateExpr) and node.expr.modifier:
+            found |= {*node.expr.modifier.labels}
+        if isinstance(node.expr, promql_parser.BinaryExpr) and node.expr.modifier:
+            if node.expr.modifier.matching:
+                found |= {*node.expr.modifier.matching.labels}
+            found |= {*(node.expr.modifier.group_labels or [])}
+    return found
+
+
+def made_labels(tree: promql_parser.Expr) -> set[str]:
+    """Return the labels that label_replace writes."""
+    return {
+        node.expr.args[1].val
+        for node in nodes(tree)
+        if isinstance(node.expr, promql_parser.Call)
+        and node.expr.func.name == "label_replace"
+        and isinstance(node.expr.args[1], promql_parser.StringLiteral)
+    }
