@@ -57,13 +57,16 @@ class Child:
     Args:
         service: what to start.
         log: the file that gets its standard output and error.
+        temporary: where its temporary files go, to be removed with ours.
         signal_mask: the signals it starts with blocked.
 
     Raises:
         TailwatchError: the program cannot be started.
     """
 
-    def __init__(self, service: Service, log: Path, signal_mask: Collection[int]) -> None:
+    def __init__(
+        self, service: Service, log: Path, temporary: Path, signal_mask: Collection[int]
+    ) -> None:
         self.service = service
         self.log = log
         with open(log, "ab") as output:
@@ -74,7 +77,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **service.environment},
+                    env={**os.environ, "TMPDIR": str(temporary), **service.environment},
                     cwd=service.working_directory,
                     start_new_session=True,
                     preexec_fn=_before_exec(os.getpid(), signal_mask),

@@ -27,13 +27,16 @@ class Supervisor:
     """Runs services under one roof: when one ends, all are stopped.
 
     Args:
-        logs: directory for one log file per service.
+        directory: of this run: gets a log file per service and their temporary files.
         console: where progress goes.
         signals: entered; tells when to stop.
     """
 
-    def __init__(self, logs: Path, console: Console, signals: StopSignals) -> None:
-        self._logs = logs
+    def __init__(self, directory: Path, console: Console, signals: StopSignals) -> None:
+        self._logs = directory / "logs"
+        self._temporary = directory / "tmp"
+        for folder in (self._logs, self._temporary):
+            folder.mkdir()
         self._console = console
         self._signals = signals
         self._children: list[Child] = []
@@ -54,7 +57,12 @@ class Supervisor:
         self._console.begin(f"starting {service.name} ...")
         began = time.monotonic()
         try:
-            child = Child(service, self._logs / f"{service.name}.log", self._signals.inherited_mask)
+            child = Child(
+                service,
+                self._logs / f"{service.name}.log",
+                self._temporary,
+                self._signals.inherited_mask,
+            )
             self._children.append(child)
             self._wait_until_ready(child, began + _READY_WITHIN_SECONDS)
         except BaseException:
@@ -163,9 +171,7 @@ def run(
         signals: entered.
         directory: of this run.
     """
-    logs = directory / "logs"
-    logs.mkdir()
-    supervisor = Supervisor(logs, console, signals)
+    supervisor = Supervisor(directory, console, signals)
     try:
         for service in build(directory):
             supervisor.start(service)
