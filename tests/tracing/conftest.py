@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import tailwatch_tracing.clock
 from tailwatch_tracing import queues, service, serving
 from tailwatch_tracing.runtime import Runtime
 
@@ -24,15 +25,18 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stands still unless told otherwise; a test without it runs on the real clock."""
+    clock = Clock()
+    monkeypatch.setattr(tailwatch_tracing.clock, "now_ns", clock)
+    return clock
 
 
 @pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[None]:
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(service, "_services", {})
     monkeypatch.setattr(queues, "_unbound", [])
-    monkeypatch.setattr(serving, "runtime", Runtime(clock))
+    monkeypatch.setattr(serving, "runtime", Runtime())
     for name in (
         "CUDA_VISIBLE_DEVICES",
         "OTEL_SERVICE_NAME",

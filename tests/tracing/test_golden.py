@@ -52,7 +52,6 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> str:
         slo_seconds=0.5,
         client_timeout_seconds=5,
         gpu_uuids=["GPU-11111111-2222-3333-4444-555555555555"],
-        clock_ns=clock,
     )
 
     content_type = service.service_named("content-type")

@@ -39,7 +39,6 @@ class StageTimingMiddleware:
         exclude: Paths that are passed on uncounted.
         series_limit: Label sets per family; what comes after shares the route `__other__`.
         gpu_uuids: GPUs the service computes on; by default those of CUDA_VISIBLE_DEVICES.
-        clock_ns: Monotonic nanoseconds.
 
     Raises:
         ValueError, TypeError: an option out of its range; the message names it.
@@ -58,7 +57,6 @@ class StageTimingMiddleware:
         exclude: Iterable[str] = PROBES,
         series_limit: int = DEFAULT_SERIES_LIMIT,
         gpu_uuids: Sequence[str] | None = None,
-        clock_ns: Callable[[], int] | None = None,
     ) -> None:
         _check_options(service, metrics_path, exclude, series_limit, gpu_uuids)
         _check_positive("slo_seconds", slo_seconds)
@@ -67,8 +65,6 @@ class StageTimingMiddleware:
         self._metrics_path = metrics_path
         self._passed = frozenset(exclude) | ({metrics_path} if metrics_path else set())
         self._service = service_named(service)
-        if clock_ns is not None:
-            self._service.clock_ns = clock_ns
         self._service.configure(
             slo_seconds=slo_seconds,
             client_timeout_seconds=client_timeout_seconds,

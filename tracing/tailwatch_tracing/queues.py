@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
 
-from tailwatch_tracing.request import Request
+from tailwatch_tracing import clock
+from tailwatch_tracing.request import REJECTED, Request
 from tailwatch_tracing.service import (
     QueueCells,
     Service,
@@ -13,7 +13,7 @@ from tailwatch_tracing.service import (
     service_named,
     services,
 )
-from tailwatch_tracing.stages import current_unit
+from tailwatch_tracing.stages import NO_UNIT, current_unit
 
 _unbound: list[RequestQueue] = []
 
@@ -21,13 +21,12 @@ _unbound: list[RequestQueue] = []
 class QueuePlace:
     """One waiting request. Leave by `leave()` or by the end of a `with` block, sync or async."""
 
-    __slots__ = ("_cells", "_clock_ns", "_has_left", "_start_ns")
+    __slots__ = ("_cells", "_has_left", "_start_ns")
 
-    def __init__(self, cells: QueueCells, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, cells: QueueCells) -> None:
         self._cells = cells
-        self._clock_ns = clock_ns
         self._has_left = False
-        self._start_ns = clock_ns()
+        self._start_ns = clock.now_ns()
         with cells.lock:
             cells.entered += 1
 
@@ -37,7 +36,7 @@ class QueuePlace:
             if not self._has_left:
                 self._has_left = True
                 self._cells.left += 1
-                self._cells.wait.observe(self._clock_ns() - self._start_ns)
+                self._cells.wait.observe(clock.now_ns() - self._start_ns)
 
     def __enter__(self) -> QueuePlace:
         """Wait within a block."""
@@ -101,8 +100,7 @@ class RequestQueue:
     def enter(self) -> QueuePlace:
         """Begin to wait."""
         cells = self._cells()
-        assert self._service is not None
-        return QueuePlace(cells, self._service.clock_ns)
+        return QueuePlace(cells)
 
     def reject(self, reason: str = "full") -> None:
         """Count a refusal; within a request its outcome is `rejected`, whatever is answered.
@@ -114,12 +112,12 @@ class RequestQueue:
             cells.rejected.get(reason)[0] += 1
         unit = current_unit.get()
         if isinstance(unit, Request):
-            unit.is_rejected = True
+            unit.events |= REJECTED
 
     def _cells(self) -> QueueCells:
         if self._service is None:
             unit = current_unit.get()
-            self._bind(default_service() if unit is None else unit.service)
+            self._bind(default_service() if unit is NO_UNIT else unit.service)
         assert self._service is not None
         return self._service.queues.get(self.name)
 

@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from tailwatch_tracing import clock
 from tailwatch_tracing.cells import EDGES_NS
 from tailwatch_tracing.routes import RouteTable, Scope
 from tailwatch_tracing.service import Service
-from tailwatch_tracing.stages import Unit
+from tailwatch_tracing.stages import Unit, credit_implicit
 
 if TYPE_CHECKING:
     from tailwatch_tracing.spans import RequestSpan
@@ -18,7 +19,12 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-CLIENT_LEFT = 499  # nginx's code for a client that closed the connection before an answer
+# What has happened to a request, as bits of `Request.events`.
+CLIENT_LEFT = 1  # http.disconnect was received, or a send failed
+REJECTED = 2  # a queue refused it
+STREAM = 4  # its body comes in more than one message
+
+STATUS_CLIENT_LEFT = 499  # nginx's code for a client that left before an answer
 
 # anyio's and Starlette's words for what the ASGI specification (2.4) asks to be an OSError.
 _LOST_CONNECTION = frozenset(("BrokenResourceError", "ClosedResourceError", "ClientDisconnect"))
@@ -31,14 +37,12 @@ class Request(Unit):
     """The record of one request; it stands between the application and its receive and send."""
 
     __slots__ = (
-        "client_left",
-        "is_rejected",
-        "is_stream",
-        "receive_",
+        "_receive",
+        "_routes",
+        "_send",
+        "events",
         "response_start_ns",
-        "routes",
         "scope",
-        "send_",
         "span",
         "status",
     )
@@ -46,26 +50,27 @@ class Request(Unit):
     def __init__(
         self, service: Service, routes: RouteTable, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        # Unit's attributes are set here, too: a call to its __init__ costs more than all of them.
         self.service = service
-        self.routes = routes
-        self.scope = scope
-        self.receive_ = receive
-        self.send_ = send
-        self.timeline = None
-        self.span: RequestSpan | None = None
+        self.outermost = None
         self.is_open = True
+        self.log = None
+        self.folded = None
+        self.scope = scope
         self.status = 0  # nothing sent
-        self.is_stream = False
-        self.is_rejected = False
-        self.client_left = False
+        self.events = 0
+        self.span: RequestSpan | None = None
+        self._routes = routes
+        self._receive = receive
+        self._send = send
         service.in_flight[self] = None
-        self.start_ns = service.clock_ns()
+        self.start_ns = clock.now_ns()
 
     async def receive(self) -> Message:
         """Receive for the application; note when the client leaves."""
-        message = await self.receive_()
+        message = await self._receive()
         if message["type"] == "http.disconnect":
-            self.client_left = True
+            self.events |= CLIENT_LEFT
         return message
 
     async def send(self, message: Message) -> None:
@@ -73,65 +78,53 @@ class Request(Unit):
         kind = message["type"]
         more = message.get("more_body", False)
         try:
-            await self.send_(message)
+            await self._send(message)
         except Exception as error:
             if isinstance(error, OSError) or type(error).__name__ in _LOST_CONNECTION:
-                self.client_left = True
+                self.events |= CLIENT_LEFT
             raise
-        if kind == "http.response.body":
+        if kind == "http.response.start":
+            self.status = message["status"]
+            self.response_start_ns = clock.now_ns()
+        elif kind == "http.response.body":
             if more:
-                self.is_stream = True
+                self.events |= STREAM
             elif self.is_open:
                 self.complete()
-        elif kind == "http.response.start":
-            self.response_start_ns = self.service.clock_ns()
-            self.status = message["status"]
-        elif kind == "http.response.zerocopysend" and more:
-            self.is_stream = True
-        elif kind in _LAST_MESSAGES and self.is_open:
-            self.complete()
+        elif kind in _LAST_MESSAGES:
+            if more:
+                self.events |= STREAM
+            elif self.is_open:
+                self.complete()
 
     def complete(self) -> None:
         """Count the request: its last body message has been sent."""
-        service = self.service
-        end_ns = service.clock_ns()
-        self.is_open = False
-        try:
-            del service.in_flight[self]
-            if self.status >= 400 or self.client_left or self.is_rejected:
-                outcome = self._outcome_of_answer()
-            else:
-                outcome = "ok"
-            if service.client_timeout_ns is not None:
-                outcome = self._unless_timed_out(outcome, end_ns)
-            self._count(end_ns, self.status, outcome)
-        except Exception:
-            service.note_error("request")
+        end_ns = clock.now_ns()
+        status = self.status
+        if status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
+            outcome = self._outcome_of_answer()
+        else:
+            outcome = "ok"
+        self._count(end_ns, status, outcome)
 
     def abandon(self, error: BaseException | None) -> None:
         """Count the request: the application has ended without a last body message."""
-        service = self.service
-        end_ns = service.clock_ns()
-        self.is_open = False
-        try:
-            del service.in_flight[self]
-            status = self.status
-            if self.is_rejected or status == 429:
-                outcome = "rejected"
-            elif self.client_left:
-                outcome = "client_disconnect"
-            elif error is not None and not isinstance(error, Exception):
-                outcome = "cancelled"  # asyncio's and trio's Cancelled, GeneratorExit, SystemExit
-            else:
-                outcome = "error_midstream" if status else "error"
-            if status == 0:
-                status = 500 if outcome == "error" else CLIENT_LEFT
-            self._count(end_ns, status, self._unless_timed_out(outcome, end_ns))
-        except Exception:
-            service.note_error("request")
+        end_ns = clock.now_ns()
+        status = self.status
+        if self.events & REJECTED or status == 429:
+            outcome = "rejected"
+        elif self.events & CLIENT_LEFT:
+            outcome = "client_disconnect"
+        elif error is not None and not isinstance(error, Exception):
+            outcome = "cancelled"  # asyncio's and trio's Cancelled, GeneratorExit, SystemExit
+        else:
+            outcome = "error_midstream" if status else "error"
+        if status == 0:
+            status = 500 if outcome == "error" else STATUS_CLIENT_LEFT
+        self._count(end_ns, status, outcome)
 
     def _outcome_of_answer(self) -> str:
-        if self.is_rejected or self.status == 429:
+        if self.events & REJECTED or self.status == 429:
             return "rejected"
         if self.status >= 500:
             return "error"
@@ -139,41 +132,48 @@ class Request(Unit):
             return "client_error"
         return "client_disconnect"
 
-    def _unless_timed_out(self, outcome: str, end_ns: int) -> str:
-        timeout_ns = self.service.client_timeout_ns
-        if timeout_ns is None or outcome not in ("ok", "client_disconnect"):
-            return outcome
-        answered_ns = self.response_start_ns if self.is_stream else end_ns
-        return "timeout" if answered_ns - self.start_ns > timeout_ns else outcome
-
     def _count(self, end_ns: int, status: int, outcome: str) -> None:
         service = self.service
-        timeline = self.timeline
-        if timeline is not None:
-            end_ns = timeline.close(end_ns)
-        scope = self.scope
-        route = self.routes.find(scope)
-        key = (scope["method"], status, outcome)
-        requests = route.requests
-        if key in requests:
-            requests[key] += 1
-        else:
-            service.count_request(route, *key)
-        service.outcomes[outcome] += 1
-        duration_ns = end_ns - self.start_ns
-        if outcome != "rejected":
-            slow = service.slo_ns is not None and duration_ns > service.slo_ns
-            bucket = bisect_left(EDGES_NS, duration_ns)
-            cell = route.duration
-            cell.counts[bucket] += 1
-            cell.sum_ns += duration_ns
-            if timeline is None:
-                cells = service.unattributed
-                cells.exclusive_ns[slow] += duration_ns
-                cell = cells.wall
-                cell.counts[bucket] += 1
-                cell.sum_ns += duration_ns
+        try:
+            del service.in_flight[self]
+            duration_ns = end_ns - self.start_ns
+            timeout_ns = service.client_timeout_ns
+            if timeout_ns is not None and duration_ns > timeout_ns:
+                outcome = self._unless_timed_out(outcome, timeout_ns)
+            scope = self.scope
+            route = self._routes.find(scope)
+            key = (scope["method"], status, outcome)
+            if key in route.requests:
+                route.requests[key] += 1
             else:
-                timeline.credit(service, slow, implicit=True)
-        if self.span is not None:
-            self.span.end(self, route, status, outcome, end_ns)
+                service.count_request(route, *key)
+            log = self.log
+            if outcome == "rejected":
+                self.log = None
+            else:
+                slo_ns = service.slo_ns
+                slow = 1 if slo_ns is not None and duration_ns > slo_ns else 0
+                cells = route.duration
+                bucket = bisect_left(EDGES_NS, duration_ns)
+                cells.counts[bucket] += 1
+                cells.sum_ns += duration_ns
+                if log is None:
+                    unattributed = service.unattributed
+                    unattributed.counts[bucket] += 1
+                    unattributed.sum_ns += duration_ns
+                    unattributed.exclusive_ns[slow] += duration_ns
+                else:
+                    credit_implicit(service, self.end(end_ns, slow), slow)
+            if self.span is not None:
+                self.span.end(self, route, status, outcome, end_ns, log or ())
+        except Exception:
+            service.note_error("request")
+        finally:
+            self.is_open = False
+
+    def _unless_timed_out(self, outcome: str, timeout_ns: int) -> str:
+        if outcome not in ("ok", "client_disconnect"):
+            return outcome
+        if self.events & STREAM and self.response_start_ns - self.start_ns <= timeout_ns:
+            return outcome
+        return "timeout"

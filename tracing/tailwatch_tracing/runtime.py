@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import time
-from collections.abc import Callable
 
+from tailwatch_tracing import clock
 from tailwatch_tracing.exposition import Family
 from tailwatch_tracing.service import Service
 
@@ -52,15 +51,14 @@ class WindowMaximum:
 class GarbageCollectorPauses:
     """Time in collections of every generation; nothing else runs in the process meanwhile."""
 
-    def __init__(self, clock_ns: Callable[[], int]) -> None:
-        self._clock_ns = clock_ns
+    def __init__(self) -> None:
         self._start_ns = 0
         self.total_ns = 0
         self.longest = WindowMaximum()
 
     def on_collection(self, phase: str, info: dict[str, int]) -> None:
         """Be called by `gc.callbacks`."""
-        now_ns = self._clock_ns()
+        now_ns = clock.now_ns()
         if phase == "start":
             self._start_ns = now_ns
         elif self._start_ns:
@@ -76,7 +74,7 @@ class LoopWatch:
         self._runtime = runtime
         self.loop = loop
         self.due_ns = 0
-        self._schedule(runtime.clock_ns())
+        self._schedule(clock.now_ns())
 
     def overdue_ns(self, now_ns: int) -> int:
         """Return how late the next tick is by now, 0 within the noise or for a stopped loop."""
@@ -88,7 +86,7 @@ class LoopWatch:
         self.loop.call_later(_TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
-        now_ns = self._runtime.clock_ns()
+        now_ns = clock.now_ns()
         self._runtime.note_lag(now_ns - self.due_ns, now_ns)
         self._schedule(now_ns)
 
@@ -96,9 +94,8 @@ class LoopWatch:
 class Runtime:
     """What this process loses to event-loop stalls and garbage collection."""
 
-    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.clock_ns = clock_ns
-        self.collector = GarbageCollectorPauses(clock_ns)
+    def __init__(self) -> None:
+        self.collector = GarbageCollectorPauses()
         self.lag = WindowMaximum()
         self.look_again_ns = 0
         self._lost_ns = 0
@@ -112,7 +109,7 @@ class Runtime:
 
     def watch_loop(self) -> None:
         """Watch the running event loop unless that is done already, or none is asyncio's."""
-        self.look_again_ns = self.clock_ns() + _LOOK_AGAIN_NS
+        self.look_again_ns = clock.now_ns() + _LOOK_AGAIN_NS
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # trio
@@ -135,7 +132,7 @@ class Runtime:
 
     def families(self, service: Service) -> list[Family]:
         """Return the process's families under a service's label."""
-        now_ns = self.clock_ns()
+        now_ns = clock.now_ns()
         overdue_ns = [watch.overdue_ns(now_ns) for watch in self._watches]
         # A stall that is under way is told before its end, and a loop that dies in it takes back
         # nothing of the counter.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
+from tailwatch_tracing import clock
 from tailwatch_tracing.cells import (
     EDGES_SECONDS,
     OVERFLOW,
@@ -49,7 +49,7 @@ ERRORS = ("request", "metrics", "stage", "spans", "registry")
 """Places where an error of our own is caught; each has a series from the start."""
 
 DEFAULT_SERIES_LIMIT = 2000
-_STAGE_LIMIT = 64
+STAGE_LIMIT = 64
 _QUEUE_LIMIT = 64
 _REASON_LIMIT = 16
 
@@ -65,13 +65,13 @@ class RouteCells:
         self.duration = HistogramCell()
 
 
-class StageCells:
+class StageCells(HistogramCell):
     """Wall time per interval, and exclusive nanoseconds of fast and of slow requests."""
 
-    __slots__ = ("exclusive_ns", "wall")
+    __slots__ = ("exclusive_ns",)
 
     def __init__(self) -> None:
-        self.wall = HistogramCell()
+        super().__init__()
         self.exclusive_ns = [0, 0]
 
 
@@ -94,16 +94,14 @@ class Service:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.clock_ns: Callable[[], int] = time.perf_counter_ns
         self.slo_seconds: float | None = None
         self.slo_ns: int | None = None
         self.client_timeout_seconds: float | None = None
         self.client_timeout_ns: int | None = None
         self._gpu_uuids: Sequence[str] | None = None
         self.in_flight: dict[Request, None] = {}  # in order of arrival
-        self.outcomes: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self.errors: dict[str, int] = dict.fromkeys(ERRORS, 0)
-        self.stages: CappedTable[StageCells] = CappedTable(_STAGE_LIMIT, StageCells)
+        self.stages: CappedTable[StageCells] = CappedTable(STAGE_LIMIT, StageCells)
         self.unattributed = self.stages.get("unattributed")
         self.queues: CappedTable[QueueCells] = CappedTable(_QUEUE_LIMIT, QueueCells)
         self.routes: dict[str, RouteCells] = {}
@@ -203,16 +201,16 @@ class Service:
 
     def _request_families(self) -> list[Family | HistogramFamily]:
         routes = list(self.routes.values())
-        requests = [
-            (
-                self.label_text(
+        requests: list[tuple[str, float]] = []
+        # Outcomes are summed from the same numbers: the two families cannot disagree.
+        outcomes: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
+        for route in routes:
+            for (method, status, outcome), count in list(route.requests.items()):
+                outcomes[outcome] += count
+                label_text = self.label_text(
                     route=route.template, method=method, status=str(status), outcome=outcome
-                ),
-                count,
-            )
-            for route in routes
-            for (method, status, outcome), count in list(route.requests.items())
-        ]
+                )
+                requests.append((label_text, count))
         durations = [
             route.duration.series(self.label_text(route=route.template)) for route in routes
         ]
@@ -228,7 +226,7 @@ class Service:
                 "Finished requests by outcome; errors for an objective are error, "
                 "error_midstream, timeout and rejected.",
                 "outcome",
-                self.outcomes,
+                outcomes,
             ),
             HistogramFamily(
                 "inference_request_duration_seconds",
@@ -258,14 +256,14 @@ class Service:
                 return 0.0
             except RuntimeError:  # a request came or went in another thread: look again
                 continue
-            return max(0, self.clock_ns() - oldest.start_ns) / 1e9
+            return max(0, clock.now_ns() - oldest.start_ns) / 1e9
 
     def _stage_families(self) -> list[Family | HistogramFamily]:
         stages = list(self.stages.cells.items())
         walls: list[HistogramSeries] = []
         seconds: list[tuple[str, float]] = []
         for name, cells in stages:
-            walls.append(cells.wall.series(self.label_text(stage=name)))
+            walls.append(cells.series(self.label_text(stage=name)))
             for slow, exclusive_ns in zip(("false", "true"), cells.exclusive_ns, strict=True):
                 seconds.append((self.label_text(stage=name, slow=slow), exclusive_ns / 1e9))
         return [

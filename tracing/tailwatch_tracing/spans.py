@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from tailwatch_tracing.request import Request
+    from tailwatch_tracing.stages import stage
 
 logger = logging.getLogger("tailwatch_tracing")
 
@@ -148,7 +149,13 @@ class RequestSpan:
         context.detach(self._token)
 
     def end(
-        self, request: Request, route: RouteCells, status: int, outcome: str, end_ns: int
+        self,
+        request: Request,
+        route: RouteCells,
+        status: int,
+        outcome: str,
+        end_ns: int,
+        log: Sequence[stage],
     ) -> None:
         """End the span and add its stages; let the duration's bucket point to a sampled trace."""
         from opentelemetry.trace import Status, StatusCode
@@ -165,7 +172,7 @@ class RequestSpan:
             if outcome in _FAILED:
                 span.set_attribute("error.type", str(int(status)))
                 span.set_status(Status(StatusCode.ERROR))
-            self._add_stages(request, offset_ns)
+            self._add_stages(request, log, end_ns, offset_ns)
         span.end(end_ns + offset_ns)
         if ids.trace_flags.sampled and outcome != "rejected":
             route.duration.keep_exemplar(
@@ -175,20 +182,19 @@ class RequestSpan:
                 (end_ns + offset_ns) / 1e9,
             )
 
-    def _add_stages(self, request: Request, offset_ns: int) -> None:
+    def _add_stages(
+        self, request: Request, log: Sequence[stage], end_ns: int, offset_ns: int
+    ) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        timeline = request.timeline
-        if timeline is None:
-            return
         parent = set_span_in_context(self._span)
-        for interval in timeline.done[:STAGE_SPANS]:
+        for interval in log[:STAGE_SPANS]:
             child = self._tracer.start_span(
                 interval.name, parent, start_time=interval.start_ns + offset_ns
             )
-            child.end(interval.end_ns + offset_ns)
-        folded = sum(sum(stage.wall.counts) for stage in timeline.folded.values())
-        self._recorder.dropped["stage_limit"] += max(0, len(timeline.done) - STAGE_SPANS) + folded
+            child.end(min(interval.end_ns or end_ns, end_ns) + offset_ns)
+        folded = 0 if request.folded is None else request.folded.count
+        self._recorder.dropped["stage_limit"] += max(0, len(log) - STAGE_SPANS) + folded
 
 
 def _own_or_existing_provider(recorder: SpanRecorder) -> Any:

@@ -1,8 +1,9 @@
 """Stages: what a request spends its time on.
 
-Every instant of a request belongs to exactly one stage: the one that was opened last among those
-open, or an implicit one when none is. The timeline keeps that account as stages open and close, so
-that the shares of a request add up to its duration whatever overlaps whatever.
+A stage only notes when it opened and closed; its unit of work keeps the intervals in the order of
+opening. When the unit ends, one sweep gives every instant to exactly one stage: the one opened last
+among those open, or an implicit one when none is. So the shares of a request add up to its
+duration, whatever overlaps whatever, and none is negative.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from tailwatch_tracing.cells import HistogramCell
-from tailwatch_tracing.service import Service, StageCells, default_service
+from tailwatch_tracing import clock
+from tailwatch_tracing.cells import EDGES_NS, CappedTable
+from tailwatch_tracing.service import STAGE_LIMIT, Service, StageCells, default_service
 
 INGRESS = "ingress"
 INFERENCE = "inference"
@@ -27,172 +30,166 @@ _FOLD_AT = 1024
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+Swept = tuple[int, int, int, int, bool]
+"""How far a sweep has come, and what it met outside any stage, in nanoseconds: until, ingress
+(before the first stage, -1 when there is none yet), between, tail (after the last inference stage,
+or after ingress when there is none), and whether there was an inference stage."""
+
+
+def sweep(
+    intervals: Sequence[stage],
+    until_ns: int,
+    swept: Swept,
+    table: CappedTable[StageCells],
+    slow: int,
+) -> Swept:
+    """Credit stages with the time since `swept` until `until_ns`, and return where that leaves it.
+
+    `intervals` come in order of opening; one that has no end yet is cut. Every interval's wall time
+    is observed, and every instant is exclusive time of the interval opened last among those open.
+    """
+    mark_ns, ingress_ns, between_ns, tail_ns, saw_inference = swept
+    outer: list[tuple[StageCells, int]] = []  # open below the top one, with their ends
+    top: StageCells | None = None
+    top_end_ns = 0
+    known = table.cells
+    for interval in intervals:
+        start_ns = interval.start_ns
+        while top is not None:
+            if top_end_ns > start_ns:
+                if start_ns > mark_ns:
+                    top.exclusive_ns[slow] += start_ns - mark_ns
+                    mark_ns = start_ns
+                outer.append((top, top_end_ns))
+                break
+            if top_end_ns > mark_ns:
+                top.exclusive_ns[slow] += top_end_ns - mark_ns
+                mark_ns = top_end_ns
+            if not outer:
+                top = None
+                break
+            top, top_end_ns = outer.pop()
+        if start_ns > mark_ns:  # nothing was open
+            if ingress_ns < 0:
+                ingress_ns = start_ns - mark_ns
+            else:
+                tail_ns += start_ns - mark_ns
+            mark_ns = start_ns
+        elif ingress_ns < 0:
+            ingress_ns = 0
+        name = interval.name
+        if name == INFERENCE:
+            saw_inference = True
+            between_ns += tail_ns
+            tail_ns = 0
+        top = known[name] if name in known else table.get(name)
+        top_end_ns = interval.end_ns
+        if top_end_ns == 0 or top_end_ns > until_ns:
+            top_end_ns = until_ns
+        wall_ns = top_end_ns - start_ns
+        bucket = bisect_left(EDGES_NS, wall_ns)
+        top.counts[bucket] += 1
+        top.sum_ns += wall_ns
+    while top is not None:
+        if top_end_ns > mark_ns:
+            top.exclusive_ns[slow] += top_end_ns - mark_ns
+            mark_ns = top_end_ns
+        if not outer:
+            break
+        top, top_end_ns = outer.pop()
+    return until_ns, ingress_ns, between_ns, tail_ns + until_ns - mark_ns, saw_inference
+
 
 class Unit:
-    """A piece of work that stages belong to: a request, or an outermost stage outside any."""
+    """A piece of work that stages belong to: a request, or an outermost stage outside any.
 
-    __slots__ = ("is_open", "service", "start_ns", "timeline")
+    `log` holds its intervals in order of opening, None before the first one and after the end.
+    `outermost` is the stage whose end is the unit's, None for a request.
+    """
 
-    def __init__(self, service: Service, start_ns: int) -> None:
+    __slots__ = ("folded", "is_open", "log", "outermost", "service", "start_ns")
+
+    def __init__(self, service: Service, start_ns: int, outermost: stage | None = None) -> None:
         self.service = service
         self.start_ns = start_ns
-        self.is_open = True
-        self.timeline: Timeline | None = None
+        self.outermost = outermost
+        self.is_open = outermost is not None
+        self.log: list[stage] | None = None
+        self.folded: Folded | None = None
 
-    def begin_timeline(self) -> Timeline:
-        """Return the unit's timeline, made by the first of its stages."""
-        timeline = Timeline(self.service.clock_ns, self.start_ns)
-        # The first stages may open in two threads: there is no call between the test and the store.
-        if self.timeline is None:
-            self.timeline = timeline
-        return self.timeline
+    def end(self, end_ns: int, slow: int) -> Swept:
+        """Credit the service with the unit's stages and return the sweep's result."""
+        log, self.log = self.log, None
+        self.is_open = False
+        if self.folded is None:
+            swept = (self.start_ns, -1, 0, 0, False)
+        else:
+            swept = self.folded.credit(self.service, slow)
+        return sweep(log or (), end_ns, swept, self.service.stages, slow)
+
+    def fold(self) -> None:
+        """Sum up the intervals so far, so that a unit of very many stages stays small."""
+        with _folding:
+            log = self.log
+            if log is not None and len(log) >= _FOLD_AT:
+                if self.folded is None:
+                    self.folded = Folded(self.start_ns)
+                self.folded.add(log)
 
 
-current_unit: ContextVar[Unit | None] = ContextVar("tailwatch_unit", default=None)
+_folding = threading.Lock()
 
 
 class Folded:
-    """Intervals of one stage name that a long request no longer keeps one by one."""
+    """Sums of the intervals that a unit of very many stages no longer keeps one by one."""
 
-    __slots__ = ("exclusive_ns", "wall")
+    def __init__(self, start_ns: int) -> None:
+        self.swept: Swept = (start_ns, -1, 0, 0, False)
+        self.count = 0
+        self._table: CappedTable[StageCells] = CappedTable(STAGE_LIMIT, StageCells)
 
-    def __init__(self) -> None:
-        self.wall = HistogramCell()
-        self.exclusive_ns = 0
+    def add(self, log: list[stage]) -> None:
+        """Sweep a log up to now and leave in it only what is still open."""
+        now_ns = clock.now_ns()
+        # Copies, because stages go on closing in other threads.
+        intervals = [interval.copy() for interval in log]
+        still_open = [i for i, interval in enumerate(intervals) if interval.end_ns == 0]
+        self.swept = sweep(intervals, now_ns, self.swept, self._table, slow=0)
+        for i in still_open:  # their wall time is observed once, at their end
+            cells = self._table.get(intervals[i].name)
+            wall_ns = now_ns - intervals[i].start_ns
+            cells.counts[bisect_left(EDGES_NS, wall_ns)] -= 1
+            cells.sum_ns -= wall_ns
+        log[: len(intervals)] = [log[i] for i in still_open]
+        self.count += len(intervals) - len(still_open)
 
-    def add_interval(self, wall_ns: int, exclusive_ns: int) -> None:
-        """Add one interval, in nanoseconds."""
-        self.wall.observe(wall_ns)
-        self.exclusive_ns += exclusive_ns
-
-    def add(self, other: Folded) -> None:
-        """Add another fold's intervals."""
-        self.wall.add(other.wall)
-        self.exclusive_ns += other.exclusive_ns
-
-
-class Timeline:
-    """The account of one unit's time. All of it is read and written under `lock`.
-
-    `gaps_ns` are the times without an open stage, in order: the first lies before the first stage;
-    those from `after_inference` on come after the last inference stage that has closed.
-    """
-
-    __slots__ = (
-        "after_inference",
-        "clock",
-        "done",
-        "folded",
-        "folded_tail",
-        "gaps_ns",
-        "ingress_ns",
-        "is_closed",
-        "lock",
-        "mark_ns",
-        "opened",
-        "saw_inference",
-    )
-
-    def __init__(self, clock: Callable[[], int], start_ns: int) -> None:
-        self.lock = threading.Lock()
-        self.clock = clock
-        self.mark_ns = start_ns  # everything before it is accounted for
-        self.opened: list[stage] = []  # in order of opening
-        self.done: list[stage] = []
-        self.gaps_ns: list[int] = []
-        self.ingress_ns = -1
-        self.after_inference = 0
-        self.saw_inference = False
-        self.is_closed = False
-        self.folded: dict[str, Folded] = {}
-        self.folded_tail = Folded()
-
-    def close(self, end_ns: int) -> int:
-        """Cut what is open at `end_ns` and return the end, at least that of the last stage."""
-        with self.lock:
-            end_ns = max(end_ns, self.mark_ns)
-            rest_ns = end_ns - self.mark_ns
-            if self.opened:
-                self.opened[-1].exclusive_ns += rest_ns
-                for interval in self.opened:
-                    interval.end_ns = end_ns
-                    self.done.append(interval)
-                    if interval.name == INFERENCE:
-                        self.settle()
-            elif rest_ns:
-                self.gaps_ns.append(rest_ns)
-            self.mark_ns = end_ns
-            self.is_closed = True
-            return end_ns
-
-    def settle(self) -> None:
-        """Note that an inference stage has closed: the gaps so far are not behind the last one."""
-        self.saw_inference = True
-        self.after_inference = len(self.gaps_ns)
-
-    def fold(self) -> None:
-        """Sum up what is kept one by one, so that a request of many stages stays small."""
-        for interval in self.done:
-            self._folded(interval.name).add_interval(
-                interval.end_ns - interval.start_ns, interval.exclusive_ns
-            )
-        self.done.clear()
-        self._fold_gaps()
-
-    def credit(self, service: Service, slow: bool, implicit: bool) -> None:
-        """Add the closed timeline to a service's cells; `implicit` ones only for requests."""
-        for interval in self.done:
-            cells = service.stages.get(interval.name)
-            cells.wall.observe(interval.end_ns - interval.start_ns)
-            cells.exclusive_ns[slow] += interval.exclusive_ns
-        if self.folded or self.folded_tail.exclusive_ns:
-            self._credit_folded(service, slow)
-        if implicit:
-            self._credit_gaps(service, slow)
-
-    def _credit_gaps(self, service: Service, slow: bool) -> None:
-        if self.ingress_ns > 0:
-            _credit(service.stages.get(INGRESS), self.ingress_ns, slow)
-        if not self.gaps_ns:
-            return
-        split = self.after_inference
-        for name, gaps_ns in (
-            (UNATTRIBUTED, self.gaps_ns[:split]),
-            (POSTPROCESS if self.saw_inference else UNATTRIBUTED, self.gaps_ns[split:]),
-        ):
-            if gaps_ns:
-                cells = service.stages.get(name)
-                for gap_ns in gaps_ns:
-                    _credit(cells, gap_ns, slow)
-
-    def _folded(self, name: str) -> Folded:
-        return self.folded.setdefault(name, Folded())
-
-    def _fold_gaps(self) -> None:
-        if self.after_inference:
-            unattributed = self._folded(UNATTRIBUTED)
-            unattributed.add(self.folded_tail)
-            self.folded_tail = Folded()
-            for gap_ns in self.gaps_ns[: self.after_inference]:
-                unattributed.add_interval(gap_ns, gap_ns)
-        for gap_ns in self.gaps_ns[self.after_inference :]:
-            self.folded_tail.add_interval(gap_ns, gap_ns)
-        self.gaps_ns.clear()
-        self.after_inference = 0
-
-    def _credit_folded(self, service: Service, slow: bool) -> None:
-        self._fold_gaps()
-        tail = POSTPROCESS if self.saw_inference else UNATTRIBUTED
-        self._folded(tail).add(self.folded_tail)
-        for name, folded in self.folded.items():
-            cells = service.stages.get(name)
-            cells.wall.add(folded.wall)
-            cells.exclusive_ns[slow] += folded.exclusive_ns
+    def credit(self, service: Service, slow: int) -> Swept:
+        """Add the sums to a service's cells, and return where the sweep goes on."""
+        for name, cells in self._table.cells.items():
+            known = service.stages.get(name)
+            known.add(cells)
+            known.exclusive_ns[slow] += cells.exclusive_ns[0]
+        return self.swept
 
 
-def _credit(cells: StageCells, interval_ns: int, slow: bool) -> None:
-    cells.wall.observe(interval_ns)
-    cells.exclusive_ns[slow] += interval_ns
+def credit_implicit(service: Service, swept: Swept, slow: int) -> None:
+    """Credit a request's time outside any stage: one interval per implicit stage and request."""
+    _, ingress_ns, between_ns, tail_ns, saw_inference = swept
+    if ingress_ns > 0:
+        _credit(service.stages.get(INGRESS), ingress_ns, slow)
+    if not saw_inference:
+        between_ns += tail_ns
+    elif tail_ns > 0:
+        _credit(service.stages.get(POSTPROCESS), tail_ns, slow)
+    if between_ns > 0:
+        _credit(service.unattributed, between_ns, slow)
+
+
+def _credit(cells: StageCells, wall_ns: int, slow: int) -> None:
+    bucket = bisect_left(EDGES_NS, wall_ns)
+    cells.counts[bucket] += 1
+    cells.sum_ns += wall_ns
+    cells.exclusive_ns[slow] += wall_ns
 
 
 class stage:
@@ -213,47 +210,26 @@ class stage:
     service is the first one of the process.
     """
 
-    __slots__ = (
-        "_again",
-        "_own_unit",
-        "_previous",
-        "_timeline",
-        "end_ns",
-        "exclusive_ns",
-        "name",
-        "start_ns",
-    )
+    __slots__ = ("_unit", "end_ns", "name", "start_ns")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.end_ns = 0
-        self.exclusive_ns = 0
-        self._timeline: Timeline | None = None
-        self._own_unit: Unit | None = None
-        self._again: list[stage] | None = None
+        self._unit = NO_UNIT
 
     def __enter__(self) -> stage:
         """Open the interval."""
-        if self._timeline is not None:
+        if self._unit is not NO_UNIT:
             return self._enter_again()
         unit = current_unit.get()
-        if unit is None or not unit.is_open:
-            unit = self._begin_unit(unit)
-        timeline = unit.timeline
-        if timeline is None:
-            timeline = unit.begin_timeline()
-        with timeline.lock:
-            self.start_ns = now = timeline.clock()
-            opened = timeline.opened
-            if opened:
-                opened[-1].exclusive_ns += now - timeline.mark_ns
-            elif timeline.ingress_ns < 0:
-                timeline.ingress_ns = now - timeline.mark_ns
-            elif now != timeline.mark_ns:
-                timeline.gaps_ns.append(now - timeline.mark_ns)
-            timeline.mark_ns = now
-            opened.append(self)
-        self._timeline = timeline
+        log = unit.log
+        if log is None:
+            unit, log = self._join(unit)
+        elif len(log) >= _FOLD_AT:
+            unit.fold()
+        self._unit = unit
+        self.start_ns = clock.now_ns()
+        log.append(self)
         return self
 
     def __exit__(
@@ -263,28 +239,9 @@ class stage:
         traceback: TracebackType | None,
     ) -> None:
         """Close the interval."""
-        if self._again and self._exit_again():
-            return
-        timeline = self._timeline
-        if timeline is None:
-            return
-        with timeline.lock:
-            if not timeline.is_closed:
-                self.end_ns = now = timeline.clock()
-                opened = timeline.opened
-                opened[-1].exclusive_ns += now - timeline.mark_ns
-                timeline.mark_ns = now
-                if opened[-1] is self:
-                    opened.pop()
-                else:
-                    opened.remove(self)
-                timeline.done.append(self)
-                if self.name == INFERENCE:
-                    timeline.settle()
-                if len(timeline.done) >= _FOLD_AT:
-                    timeline.fold()
-        if self._own_unit is not None:
-            self._end_unit(self._own_unit, timeline)
+        self.end_ns = clock.now_ns()
+        if self._unit.outermost is not None:
+            self._exit_outside_request()
 
     async def __aenter__(self) -> stage:
         """Open the interval."""
@@ -327,39 +284,82 @@ class stage:
 
         return cast("Function", timed)
 
+    def copy(self) -> stage:
+        """Return the interval as it is now."""
+        copy = stage(self.name)
+        copy._unit, copy.start_ns, copy.end_ns = self._unit, self.start_ns, self.end_ns
+        return copy
+
+    def _join(self, unit: Unit) -> tuple[Unit, list[stage]]:
+        """Return the unit and its first log; outside any, a unit that begins and ends with this."""
+        if not unit.is_open:
+            service = default_service() if unit is NO_UNIT else unit.service
+            unit = _Outermost(service, clock.now_ns(), self, unit)
+            current_unit.set(unit)
+        new: list[stage] = []
+        # The first stages may open in two threads: there is no call between the test and the store.
+        if unit.log is None:
+            unit.log = new
+        log = unit.log
+        return unit, new if log is None else log
+
+    def _exit_outside_request(self) -> None:
+        unit = self._unit
+        if unit is _SHARED:
+            self._exit_again()
+        elif unit.outermost is self and unit.is_open:
+            try:
+                unit.end(self.end_ns, slow=0)
+            except Exception:
+                unit.service.note_error("stage")
+            if current_unit.get() is unit:
+                current_unit.set(cast("_Outermost", unit).previous)
+
     def _enter_again(self) -> stage:
-        # One object is one interval; one that is shared stands for new ones.
-        interval = stage(self.name)
-        if self._again is None:
-            self._again = []
-        interval.__enter__()
-        self._again.append(interval)
-        return interval
+        """Open a new interval for an object that has had one: from now on it stands for others."""
+        if self._unit is not _SHARED:
+            _StandIn(self)._take_over()
+        _StandIn(self).__enter__()
+        return self
 
-    def _exit_again(self) -> bool:
-        unit = current_unit.get()
-        for interval in reversed(self._again or ()):
-            if unit is not None and interval._timeline is unit.timeline and interval.end_ns == 0:
+    def _exit_again(self) -> None:
+        for interval in reversed(current_unit.get().log or ()):
+            if isinstance(interval, _StandIn) and interval.of is self and interval.end_ns == 0:
                 interval.__exit__(None, None, None)
-                if self._again is not None:
-                    self._again.remove(interval)
-                return True
-        return False
+                return
 
-    def _begin_unit(self, previous: Unit | None) -> Unit:
-        service = default_service() if previous is None else previous.service
-        unit = Unit(service, service.clock_ns())
-        self._own_unit = unit
-        self._previous = previous
-        current_unit.set(unit)
-        return unit
 
-    def _end_unit(self, unit: Unit, timeline: Timeline) -> None:
-        unit.is_open = False
-        try:
-            timeline.close(timeline.mark_ns)
-            timeline.credit(unit.service, slow=False, implicit=False)
-        except Exception:
-            unit.service.note_error("stage")
-        if current_unit.get() is unit:
-            current_unit.set(self._previous)
+class _StandIn(stage):
+    """An interval of a stage object that is entered more than once."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: stage) -> None:
+        super().__init__(of.name)
+        self.of = of
+
+    def _take_over(self) -> None:
+        of, unit = self.of, self.of._unit
+        self._unit, self.start_ns, self.end_ns = unit, of.start_ns, of.end_ns
+        if unit.log is not None and of in unit.log:
+            unit.log[unit.log.index(of)] = self
+        if unit.outermost is of:
+            unit.outermost = self
+        of._unit = _SHARED
+
+
+class _Outermost(Unit):
+    """The unit of an outermost stage outside any request."""
+
+    __slots__ = ("previous",)
+
+    def __init__(self, service: Service, start_ns: int, outermost: stage, previous: Unit) -> None:
+        super().__init__(service, start_ns, outermost)
+        self.previous = previous
+
+
+_NO_SERVICE = Service("unnamed")
+NO_UNIT = Unit(_NO_SERVICE, 0)
+"""Stands where there is no unit: never open, and without a log."""
+_SHARED = Unit(_NO_SERVICE, 0, outermost=stage("shared"))
+current_unit: ContextVar[Unit] = ContextVar("tailwatch_unit", default=NO_UNIT)
