@@ -25,6 +25,9 @@ EDGES_NS: tuple[int, ...] = (
 
 EDGES_SECONDS: tuple[float, ...] = tuple(edge / 1e9 for edge in EDGES_NS)
 
+FIRST_EDGE_NS = EDGES_NS[0]
+"""Most stages of a light request end below it: no need to search then."""
+
 OVERFLOW = "__other__"
 """The label value of what a cap left without a series of its own."""
 
@@ -49,6 +52,11 @@ class HistogramCell:
         bucket = bisect_left(EDGES_NS, duration_ns)
         self.counts[bucket] += 1
         self.sum_ns += duration_ns
+
+    def forget(self, duration_ns: int) -> None:
+        """Take back one observation."""
+        self.counts[bisect_left(EDGES_NS, duration_ns)] -= 1
+        self.sum_ns -= duration_ns
 
     def add(self, other: HistogramCell) -> None:
         """Add another cell's observations to this one."""

@@ -93,7 +93,7 @@ class StageTimingMiddleware:
             else:
                 await self.app(scope, receive, send)
             return
-        request = Request(self._service, self._routes, scope, receive, send)
+        request = Request(self._routes, scope, receive, send)
         if request.start_ns > runtime.look_again_ns:
             runtime.watch_loop()
         if self._service.spans is not None:

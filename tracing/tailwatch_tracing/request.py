@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from tailwatch_tracing import clock
-from tailwatch_tracing.cells import EDGES_NS
+from tailwatch_tracing.cells import EDGES_NS, FIRST_EDGE_NS
 from tailwatch_tracing.routes import RouteTable, Scope
-from tailwatch_tracing.service import Service
 from tailwatch_tracing.stages import Unit, credit_implicit
 
 if TYPE_CHECKING:
@@ -38,21 +37,19 @@ class Request(Unit):
 
     __slots__ = (
         "_receive",
-        "_routes",
         "_send",
         "events",
         "response_start_ns",
+        "routes",
         "scope",
         "span",
         "status",
     )
 
-    def __init__(
-        self, service: Service, routes: RouteTable, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    def __init__(self, routes: RouteTable, scope: Scope, receive: Receive, send: Send) -> None:
         # Unit's attributes are set here, too: a call to its __init__ costs more than all of them.
-        self.service = service
-        self.outermost = None
+        self.routes = routes
+        self.service = service = routes.service
         self.is_open = True
         self.log = None
         self.folded = None
@@ -60,7 +57,6 @@ class Request(Unit):
         self.status = 0  # nothing sent
         self.events = 0
         self.span: RequestSpan | None = None
-        self._routes = routes
         self._receive = receive
         self._send = send
         service.in_flight[self] = None
@@ -86,30 +82,17 @@ class Request(Unit):
         if kind == "http.response.start":
             self.status = message["status"]
             self.response_start_ns = clock.now_ns()
-        elif kind == "http.response.body":
+        elif kind == "http.response.body" or kind in _LAST_MESSAGES:
             if more:
                 self.events |= STREAM
             elif self.is_open:
-                self.complete()
-        elif kind in _LAST_MESSAGES:
-            if more:
-                self.events |= STREAM
-            elif self.is_open:
-                self.complete()
-
-    def complete(self) -> None:
-        """Count the request: its last body message has been sent."""
-        end_ns = clock.now_ns()
-        status = self.status
-        if status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
-            outcome = self._outcome_of_answer()
-        else:
-            outcome = "ok"
-        self._count(end_ns, status, outcome)
+                if self.status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
+                    self.finish(self.status, self._outcome_of_answer())
+                else:
+                    self.finish(self.status, "ok")
 
     def abandon(self, error: BaseException | None) -> None:
         """Count the request: the application has ended without a last body message."""
-        end_ns = clock.now_ns()
         status = self.status
         if self.events & REJECTED or status == 429:
             outcome = "rejected"
@@ -121,7 +104,7 @@ class Request(Unit):
             outcome = "error_midstream" if status else "error"
         if status == 0:
             status = 500 if outcome == "error" else STATUS_CLIENT_LEFT
-        self._count(end_ns, status, outcome)
+        self.finish(status, outcome)
 
     def _outcome_of_answer(self) -> str:
         if self.events & REJECTED or self.status == 429:
@@ -132,7 +115,9 @@ class Request(Unit):
             return "client_error"
         return "client_disconnect"
 
-    def _count(self, end_ns: int, status: int, outcome: str) -> None:
+    def finish(self, status: int, outcome: str) -> None:
+        """End the request now and count it."""
+        end_ns = clock.now_ns()
         service = self.service
         try:
             del service.in_flight[self]
@@ -141,10 +126,11 @@ class Request(Unit):
             if timeout_ns is not None and duration_ns > timeout_ns:
                 outcome = self._unless_timed_out(outcome, timeout_ns)
             scope = self.scope
-            route = self._routes.find(scope)
+            route = self.routes.find(scope)
             key = (scope["method"], status, outcome)
-            if key in route.requests:
-                route.requests[key] += 1
+            count = route.requests.get(key)
+            if count is not None:
+                count[0] += 1
             else:
                 service.count_request(route, *key)
             log = self.log
@@ -154,7 +140,7 @@ class Request(Unit):
                 slo_ns = service.slo_ns
                 slow = 1 if slo_ns is not None and duration_ns > slo_ns else 0
                 cells = route.duration
-                bucket = bisect_left(EDGES_NS, duration_ns)
+                bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
                 cells.counts[bucket] += 1
                 cells.sum_ns += duration_ns
                 if log is None:

@@ -26,10 +26,10 @@ _DEEPEST = 32  # mounts and wrappers that are looked through
 class RouteTable:
     """Scope of a finished request -> cells of its route template, through a bounded cache."""
 
-    __slots__ = ("_by_place", "_by_route", "_kept", "_service", "_unmatched")
+    __slots__ = ("_by_place", "_by_route", "_kept", "_unmatched", "service")
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self.service = service
         self._unmatched = service.route_cells(UNMATCHED)
         self._by_route: dict[Any, RouteCells] = {}
         self._by_place: dict[Any, RouteCells] = {}
@@ -37,19 +37,15 @@ class RouteTable:
 
     def find(self, scope: Scope) -> RouteCells:
         """Return the cells; the scope is read after the application has handled the request."""
-        route = scope.get("route")
-        if route is None or "app_root_path" in scope:
+        if "route" not in scope or "app_root_path" in scope:
             return self._find_place(scope)
-        fastapi = scope.get("fastapi")
-        key = (
-            id(route)
-            if fastapi is None
-            else (id(route), id(fastapi.get("effective_route_context")))
-        )
+        key: object = id(scope["route"])
+        if "fastapi" in scope:
+            key = (key, id(_included(scope)))
         cells = self._by_route.get(key)
         if cells is None:
-            cells = self._service.route_cells(find_template(scope))
-            self._keep(self._by_route, key, cells, (route, _included(scope)))
+            cells = self.service.route_cells(find_template(scope))
+            self._keep(self._by_route, key, cells, (scope["route"], _included(scope)))
         return cells
 
     def _find_place(self, scope: Scope) -> RouteCells:
@@ -63,7 +59,7 @@ class RouteTable:
         key = (id(route), id(endpoint), id(included), where, scope["method"])
         cells = self._by_place.get(key)
         if cells is None:
-            cells = self._service.route_cells(find_template(scope))
+            cells = self.service.route_cells(find_template(scope))
             self._keep(self._by_place, key, cells, (route, endpoint, included))
         return cells
 
@@ -154,5 +150,4 @@ def _own_template(route: Any) -> str | None:
 
 def _included(scope: Scope) -> object:
     """Return what tells the inclusions of one route apart: FastAPI's context, as an opaque key."""
-    fastapi = scope.get("fastapi")
-    return None if fastapi is None else fastapi.get("effective_route_context")
+    return scope["fastapi"].get("effective_route_context") if "fastapi" in scope else None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
 from tailwatch_tracing import clock
 from tailwatch_tracing.cells import (
+    EDGES_NS,
     EDGES_SECONDS,
+    FIRST_EDGE_NS,
     OVERFLOW,
     CappedTable,
     HistogramCell,
@@ -61,7 +64,7 @@ class RouteCells:
 
     def __init__(self, template: str) -> None:
         self.template = template
-        self.requests: dict[tuple[str, int, str], int] = {}
+        self.requests: dict[tuple[str, int, str], list[int]] = {}  # counts, to be bumped in place
         self.duration = HistogramCell()
 
 
@@ -73,6 +76,13 @@ class StageCells(HistogramCell):
     def __init__(self) -> None:
         super().__init__()
         self.exclusive_ns = [0, 0]
+
+    def observe_exclusive(self, duration_ns: int, slow: int) -> None:
+        """Count an interval that nothing else overlaps."""
+        bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
+        self.counts[bucket] += 1
+        self.sum_ns += duration_ns
+        self.exclusive_ns[slow] += duration_ns
 
 
 class QueueCells:
@@ -102,6 +112,8 @@ class Service:
         self.in_flight: dict[Request, None] = {}  # in order of arrival
         self.errors: dict[str, int] = dict.fromkeys(ERRORS, 0)
         self.stages: CappedTable[StageCells] = CappedTable(STAGE_LIMIT, StageCells)
+        self.ingress = self.stages.get("ingress")
+        self.postprocess = self.stages.get("postprocess")
         self.unattributed = self.stages.get("unattributed")
         self.queues: CappedTable[QueueCells] = CappedTable(_QUEUE_LIMIT, QueueCells)
         self.routes: dict[str, RouteCells] = {}
@@ -161,7 +173,7 @@ class Service:
                 route = self.routes.setdefault(OVERFLOW, RouteCells(OVERFLOW))
             else:
                 self._request_series += 1
-        route.requests[key] = route.requests.get(key, 0) + 1
+        route.requests.setdefault(key, [0])[0] += 1
 
     def note_error(self, where: str) -> None:
         """Count an error of our own, from an `except`; the first of each place is logged."""
@@ -206,11 +218,11 @@ class Service:
         outcomes: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         for route in routes:
             for (method, status, outcome), count in list(route.requests.items()):
-                outcomes[outcome] += count
+                outcomes[outcome] += count[0]
                 label_text = self.label_text(
                     route=route.template, method=method, status=str(status), outcome=outcome
                 )
-                requests.append((label_text, count))
+                requests.append((label_text, count[0]))
         durations = [
             route.duration.series(self.label_text(route=route.template)) for route in routes
         ]

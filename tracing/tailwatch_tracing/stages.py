@@ -18,13 +18,10 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from tailwatch_tracing import clock
-from tailwatch_tracing.cells import EDGES_NS, CappedTable
+from tailwatch_tracing.cells import EDGES_NS, FIRST_EDGE_NS, CappedTable
 from tailwatch_tracing.service import STAGE_LIMIT, Service, StageCells, default_service
 
-INGRESS = "ingress"
 INFERENCE = "inference"
-POSTPROCESS = "postprocess"
-UNATTRIBUTED = "unattributed"
 
 _FOLD_AT = 1024
 
@@ -49,11 +46,37 @@ def sweep(
     is observed, and every instant is exclusive time of the interval opened last among those open.
     """
     mark_ns, ingress_ns, between_ns, tail_ns, saw_inference = swept
-    outer: list[tuple[StageCells, int]] = []  # open below the top one, with their ends
-    top: StageCells | None = None
-    top_end_ns = 0
     known = table.cells
-    for interval in intervals:
+    top: StageCells | None = None
+    top_end_ns = start_ns = position = 0
+    # As long as stages follow one another there is nothing to sort out.
+    for position, interval in enumerate(intervals):  # noqa: B007
+        if interval.start_ns < mark_ns or not 0 < interval.end_ns <= until_ns:
+            break
+        gap_ns = interval.start_ns - mark_ns
+        start_ns = interval.start_ns
+        mark_ns = interval.end_ns
+        if ingress_ns < 0:
+            ingress_ns = gap_ns
+        else:
+            tail_ns += gap_ns
+        name = interval.name
+        if name == INFERENCE:
+            saw_inference = True
+            between_ns += tail_ns
+            tail_ns = 0
+        top = known[name] if name in known else table.get(name)
+        wall_ns = mark_ns - start_ns
+        top.counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
+        top.sum_ns += wall_ns
+        top.exclusive_ns[slow] += wall_ns
+    else:
+        return until_ns, ingress_ns, between_ns, tail_ns + until_ns - mark_ns, saw_inference
+    if top is not None:  # the last one may go on below the next: take its exclusive time back
+        top.exclusive_ns[slow] -= mark_ns - start_ns
+        top_end_ns, mark_ns = mark_ns, start_ns
+    outer: list[tuple[StageCells, int]] = []  # open below the top one, with their ends
+    for interval in intervals[position:]:
         start_ns = interval.start_ns
         while top is not None:
             if top_end_ns > start_ns:
@@ -65,10 +88,7 @@ def sweep(
             if top_end_ns > mark_ns:
                 top.exclusive_ns[slow] += top_end_ns - mark_ns
                 mark_ns = top_end_ns
-            if not outer:
-                top = None
-                break
-            top, top_end_ns = outer.pop()
+            top, top_end_ns = outer.pop() if outer else (None, 0)
         if start_ns > mark_ns:  # nothing was open
             if ingress_ns < 0:
                 ingress_ns = start_ns - mark_ns
@@ -77,26 +97,18 @@ def sweep(
             mark_ns = start_ns
         elif ingress_ns < 0:
             ingress_ns = 0
-        name = interval.name
-        if name == INFERENCE:
+        if interval.name == INFERENCE:
             saw_inference = True
             between_ns += tail_ns
             tail_ns = 0
-        top = known[name] if name in known else table.get(name)
-        top_end_ns = interval.end_ns
-        if top_end_ns == 0 or top_end_ns > until_ns:
-            top_end_ns = until_ns
-        wall_ns = top_end_ns - start_ns
-        bucket = bisect_left(EDGES_NS, wall_ns)
-        top.counts[bucket] += 1
-        top.sum_ns += wall_ns
+        top = table.get(interval.name)
+        top_end_ns = interval.end_ns if 0 < interval.end_ns < until_ns else until_ns
+        top.observe(top_end_ns - start_ns)
     while top is not None:
         if top_end_ns > mark_ns:
             top.exclusive_ns[slow] += top_end_ns - mark_ns
             mark_ns = top_end_ns
-        if not outer:
-            break
-        top, top_end_ns = outer.pop()
+        top, top_end_ns = outer.pop() if outer else (None, 0)
     return until_ns, ingress_ns, between_ns, tail_ns + until_ns - mark_ns, saw_inference
 
 
@@ -104,16 +116,14 @@ class Unit:
     """A piece of work that stages belong to: a request, or an outermost stage outside any.
 
     `log` holds its intervals in order of opening, None before the first one and after the end.
-    `outermost` is the stage whose end is the unit's, None for a request.
     """
 
-    __slots__ = ("folded", "is_open", "log", "outermost", "service", "start_ns")
+    __slots__ = ("folded", "is_open", "log", "service", "start_ns")
 
-    def __init__(self, service: Service, start_ns: int, outermost: stage | None = None) -> None:
+    def __init__(self, service: Service, start_ns: int) -> None:
         self.service = service
         self.start_ns = start_ns
-        self.outermost = outermost
-        self.is_open = outermost is not None
+        self.is_open = False
         self.log: list[stage] | None = None
         self.folded: Folded | None = None
 
@@ -153,13 +163,10 @@ class Folded:
         now_ns = clock.now_ns()
         # Copies, because stages go on closing in other threads.
         intervals = [interval.copy() for interval in log]
-        still_open = [i for i, interval in enumerate(intervals) if interval.end_ns == 0]
+        still_open = [i for i, interval in enumerate(intervals) if interval.end_ns <= 0]
         self.swept = sweep(intervals, now_ns, self.swept, self._table, slow=0)
         for i in still_open:  # their wall time is observed once, at their end
-            cells = self._table.get(intervals[i].name)
-            wall_ns = now_ns - intervals[i].start_ns
-            cells.counts[bisect_left(EDGES_NS, wall_ns)] -= 1
-            cells.sum_ns -= wall_ns
+            self._table.get(intervals[i].name).forget(now_ns - intervals[i].start_ns)
         log[: len(intervals)] = [log[i] for i in still_open]
         self.count += len(intervals) - len(still_open)
 
@@ -176,20 +183,13 @@ def credit_implicit(service: Service, swept: Swept, slow: int) -> None:
     """Credit a request's time outside any stage: one interval per implicit stage and request."""
     _, ingress_ns, between_ns, tail_ns, saw_inference = swept
     if ingress_ns > 0:
-        _credit(service.stages.get(INGRESS), ingress_ns, slow)
+        service.ingress.observe_exclusive(ingress_ns, slow)
     if not saw_inference:
         between_ns += tail_ns
     elif tail_ns > 0:
-        _credit(service.stages.get(POSTPROCESS), tail_ns, slow)
+        service.postprocess.observe_exclusive(tail_ns, slow)
     if between_ns > 0:
-        _credit(service.unattributed, between_ns, slow)
-
-
-def _credit(cells: StageCells, wall_ns: int, slow: int) -> None:
-    bucket = bisect_left(EDGES_NS, wall_ns)
-    cells.counts[bucket] += 1
-    cells.sum_ns += wall_ns
-    cells.exclusive_ns[slow] += wall_ns
+        service.unattributed.observe_exclusive(between_ns, slow)
 
 
 class stage:
@@ -210,24 +210,22 @@ class stage:
     service is the first one of the process.
     """
 
-    __slots__ = ("_unit", "end_ns", "name", "start_ns")
+    __slots__ = ("end_ns", "name", "start_ns")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.end_ns = 0
-        self._unit = NO_UNIT
+        self.start_ns = 0  # not entered
+        self.end_ns = 0  # not left
 
     def __enter__(self) -> stage:
         """Open the interval."""
-        if self._unit is not NO_UNIT:
+        if self.start_ns:
             return self._enter_again()
-        unit = current_unit.get()
-        log = unit.log
+        log = current_unit.get().log
         if log is None:
-            unit, log = self._join(unit)
+            log = self._join()
         elif len(log) >= _FOLD_AT:
-            unit.fold()
-        self._unit = unit
+            current_unit.get().fold()
         self.start_ns = clock.now_ns()
         log.append(self)
         return self
@@ -239,9 +237,10 @@ class stage:
         traceback: TracebackType | None,
     ) -> None:
         """Close the interval."""
-        self.end_ns = clock.now_ns()
-        if self._unit.outermost is not None:
-            self._exit_outside_request()
+        if self.end_ns:
+            self._exit_special()
+        else:
+            self.end_ns = clock.now_ns()
 
     async def __aenter__(self) -> stage:
         """Open the interval."""
@@ -287,46 +286,48 @@ class stage:
     def copy(self) -> stage:
         """Return the interval as it is now."""
         copy = stage(self.name)
-        copy._unit, copy.start_ns, copy.end_ns = self._unit, self.start_ns, self.end_ns
+        copy.start_ns = self.start_ns
+        copy.end_ns = self.end_ns
         return copy
 
-    def _join(self, unit: Unit) -> tuple[Unit, list[stage]]:
-        """Return the unit and its first log; outside any, a unit that begins and ends with this."""
+    def _join(self) -> list[stage]:
+        """Return the unit's first log; outside any, that of one that begins and ends with this."""
+        unit = current_unit.get()
         if not unit.is_open:
+            self.end_ns = _OUTERMOST
             service = default_service() if unit is NO_UNIT else unit.service
-            unit = _Outermost(service, clock.now_ns(), self, unit)
+            unit = _OutermostUnit(service, self, unit)
             current_unit.set(unit)
         new: list[stage] = []
         # The first stages may open in two threads: there is no call between the test and the store.
         if unit.log is None:
             unit.log = new
         log = unit.log
-        return unit, new if log is None else log
+        return new if log is None else log
 
-    def _exit_outside_request(self) -> None:
-        unit = self._unit
-        if unit is _SHARED:
-            self._exit_again()
-        elif unit.outermost is self and unit.is_open:
-            try:
-                unit.end(self.end_ns, slow=0)
-            except Exception:
-                unit.service.note_error("stage")
-            if current_unit.get() is unit:
-                current_unit.set(cast("_Outermost", unit).previous)
+    def _exit_special(self) -> None:
+        unit = current_unit.get()
+        for interval in reversed(unit.log or ()):
+            if isinstance(interval, _StandIn) and interval.of is self and interval.end_ns <= 0:
+                interval.__exit__(None, None, None)
+                return
+        was = self.end_ns
+        if was < 0:
+            self.end_ns = clock.now_ns()
+        if was == _OUTERMOST and isinstance(unit, _OutermostUnit) and unit.outermost is self:
+            unit.finish(self.end_ns)
 
     def _enter_again(self) -> stage:
-        """Open a new interval for an object that has had one: from now on it stands for others."""
-        if self._unit is not _SHARED:
-            _StandIn(self)._take_over()
+        """Open a new interval for an object that has one: from now on it stands for others."""
+        if self.end_ns == 0:
+            self.end_ns = _SHARED
         _StandIn(self).__enter__()
         return self
 
-    def _exit_again(self) -> None:
-        for interval in reversed(current_unit.get().log or ()):
-            if isinstance(interval, _StandIn) and interval.of is self and interval.end_ns == 0:
-                interval.__exit__(None, None, None)
-                return
+
+# What `end_ns` is, below 0, while an interval is open that ends in a special way.
+_OUTERMOST = -1  # its end is that of its unit
+_SHARED = -2  # the object was entered again meanwhile: an exit may mean another interval
 
 
 class _StandIn(stage):
@@ -338,28 +339,27 @@ class _StandIn(stage):
         super().__init__(of.name)
         self.of = of
 
-    def _take_over(self) -> None:
-        of, unit = self.of, self.of._unit
-        self._unit, self.start_ns, self.end_ns = unit, of.start_ns, of.end_ns
-        if unit.log is not None and of in unit.log:
-            unit.log[unit.log.index(of)] = self
-        if unit.outermost is of:
-            unit.outermost = self
-        of._unit = _SHARED
 
-
-class _Outermost(Unit):
+class _OutermostUnit(Unit):
     """The unit of an outermost stage outside any request."""
 
-    __slots__ = ("previous",)
+    __slots__ = ("outermost", "previous")
 
-    def __init__(self, service: Service, start_ns: int, outermost: stage, previous: Unit) -> None:
-        super().__init__(service, start_ns, outermost)
+    def __init__(self, service: Service, outermost: stage, previous: Unit) -> None:
+        super().__init__(service, clock.now_ns())
+        self.is_open = True
+        self.outermost = outermost
         self.previous = previous
 
+    def finish(self, end_ns: int) -> None:
+        """End with the outermost stage."""
+        try:
+            self.end(end_ns, slow=0)
+        except Exception:
+            self.service.note_error("stage")
+        current_unit.set(self.previous)
 
-_NO_SERVICE = Service("unnamed")
-NO_UNIT = Unit(_NO_SERVICE, 0)
+
+NO_UNIT = Unit(Service("unnamed"), 0)
 """Stands where there is no unit: never open, and without a log."""
-_SHARED = Unit(_NO_SERVICE, 0, outermost=stage("shared"))
 current_unit: ContextVar[Unit] = ContextVar("tailwatch_unit", default=NO_UNIT)
