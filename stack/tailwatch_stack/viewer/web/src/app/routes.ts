@@ -1,0 +1,18 @@
+export type Route =
+  | { page: 'index' }
+  | { page: 'dashboard'; uid: string }
+  | { page: 'runbook'; alert: string }
+  | { page: 'unknown'; path: string };
+
+/** Which page a path is; paths are the same as under Grafana. */
+export function routeOf(path: string): Route {
+  const dashboard = /^\/d\/([^/]+)(?:\/[^/]*)?\/?$/.exec(path);
+  if (dashboard) {
+    return { page: 'dashboard', uid: decodeURIComponent(dashboard[1]!) };
+  }
+  const runbook = /^\/runbooks\/([^/]+)\/?$/.exec(path);
+  if (runbook) {
+    return { page: 'runbook', alert: decodeURIComponent(runbook[1]!) };
+  }
+  return path === '/' ? { page: 'index' } : { page: 'unknown', path };
+}
