@@ -16,7 +16,7 @@ from tests.bench.scrape import Exporter, samples
 
 GPUS = 16
 SCRAPES = 40  # a slot and exporter
-WARM_SCRAPES = 60
+WARM_SCRAPES = 40
 SPACING_SECONDS = 0.05
 SAMPLING_SECONDS = 1.0  # the default of both exporters
 

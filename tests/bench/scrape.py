@@ -7,6 +7,7 @@ import http.client
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -39,12 +40,13 @@ class Exporter:
         self._environment = {**os.environ, **(environment or {})}
 
     def __enter__(self) -> Self:
+        self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             self.command,
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
         )
         os.sched_setaffinity(self._process.pid, {first_core()})
         self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -90,7 +92,9 @@ class Exporter:
                 self._connection.close()
             status = self._process.poll()
             if status is not None:
-                raise RuntimeError(f"{' '.join(self.command)}: exit status {status}")
+                self._log.seek(0)
+                said = self._log.read().decode(errors="replace").strip()
+                raise RuntimeError(f"{' '.join(self.command)}: exit status {status}: {said}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.command[0]}: no answer within {_START_SECONDS:g} s")
             time.sleep(0.05)
@@ -103,6 +107,7 @@ class Exporter:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._log.close()
 
 
 def samples(page: str) -> int:
