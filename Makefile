@@ -40,6 +40,7 @@ bench: setup ## speed against peers, in one interleaved run (wants a quiet machi
 
 rules: .venv/.installed ## render alert_rules/ from its templates and thresholds
 	@$(BIN)/tailwatch rules build --output alert_rules
+	@$(BIN)/tailwatch rules runbooks --pages runbooks
 
 dashboards: .venv/.installed ## render dashboards/*.json
 	@$(BIN)/python -m dashboards.build

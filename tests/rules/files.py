@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def rule_files() -> list[Path]:
     return files
 
 
+@cache
 def rules(kind: str) -> list[Rule]:
     """Return all rules of a kind: "record" or "alert"."""
     return [
@@ -51,6 +53,7 @@ def rules(kind: str) -> list[Rule]:
     ]
 
 
+@cache
 def recorded() -> dict[str, list[Rule]]:
     """Return recorded series -> the rules that record it."""
     found: dict[str, list[Rule]] = {}
