@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -13,7 +14,6 @@ from tailwatch_tracing.serving import collect
 
 Message = MutableMapping[str, Any]
 App = Callable[..., Awaitable[None]]
-Labels = frozenset[tuple[str, str]]
 
 
 def http_scope(path: str, method: str = "GET", **more: Any) -> dict[str, Any]:
@@ -35,14 +35,18 @@ def http_scope(path: str, method: str = "GET", **more: Any) -> dict[str, Any]:
 
 
 class Exchange:
-    """One request: `disconnect` makes the client leave, `fail_on` makes a send raise."""
+    """One request: `disconnect` makes the client leave, `fail_on` makes sends raise."""
 
-    def __init__(self, fail_on: str | None = None, error: Exception | None = None) -> None:
+    def __init__(self) -> None:
         self.sent: list[Message] = []
         self.disconnect = asyncio.Event()
-        self._fail_on = fail_on
-        self._error = error or OSError("connection lost")
+        self._fail_on: str | None = None
+        self._error: Exception = OSError("connection lost")
         self._body_read = False
+
+    def fail_on(self, message_type: str, error: Exception | None = None) -> None:
+        self._fail_on = message_type
+        self._error = error or self._error
 
     async def receive(self) -> Message:
         if not self._body_read:
@@ -71,28 +75,24 @@ async def request(app: App, path: str, method: str = "GET", **more: Any) -> Exch
     return exchange
 
 
-def page_samples(page: str) -> dict[tuple[str, Labels], float]:
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-    }
+def page_values(page: str, name: str, labels: Iterable[str]) -> dict[tuple[str, ...], float]:
+    """Values of a page's samples of this name, by the values of these labels, summed."""
+    lines = [line for line in page.splitlines() if re.match(rf"{name}[{{ ]", line)]
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            key = tuple(sample.labels[label] for label in labels)
+            found[key] = found.get(key, 0) + sample.value
+    return found
 
 
-def samples() -> dict[tuple[str, Labels], float]:
-    """What the page shows now, without the default registry."""
-    return page_samples(render_families(collect()).decode())
+def values(name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The same of the page as it is now, without the default registry."""
+    return page_values(render_families(collect()).decode(), name, labels)
 
 
 def nonzero(name: str, labels: Iterable[str]) -> dict[tuple[str, ...], float]:
-    """Values of a metric's samples that are not 0, by the values of these labels."""
-    found: dict[tuple[str, ...], float] = {}
-    for (sample, pairs), value in samples().items():
-        if sample == name and value:
-            values = dict(pairs)
-            key = tuple(values[label] for label in labels)
-            found[key] = found.get(key, 0) + value
-    return found
+    return {key: value for key, value in values(name, *labels).items() if value}
 
 
 def outcomes() -> dict[str, float]:

@@ -1,0 +1,441 @@
+"""Stages against an interval sweep of its own: every instant to the one opened last."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from tailwatch_tracing import StageTimingMiddleware, service, stage, stages
+from tailwatch_tracing.stages import NO_UNIT, current_unit
+from tests.tracing.asgi import App, nonzero, request
+from tests.tracing.conftest import Clock
+
+NAMES = ("preprocess", "inference", "batch_wait", "h2d", "db")
+
+
+def exclusive(slow: str | None = None) -> dict[str, float]:
+    found = nonzero("inference_stage_seconds_total", ["stage", "slow"])
+    return {name: value for (name, is_slow), value in found.items() if slow in (None, is_slow)}
+
+
+def walls() -> dict[str, tuple[float, float]]:
+    """Stage -> number of intervals and their sum in seconds."""
+    sums = nonzero("inference_stage_duration_seconds_sum", ["stage"])
+    counts = nonzero("inference_stage_duration_seconds_count", ["stage"])
+    return {name: (count, sums.get((name,), 0.0)) for (name,), count in counts.items()}
+
+
+def app_of(handler: Callable[[Request], object], **options: object) -> App:
+    app = Starlette(routes=[Route("/{path:path}", handler)])  # type: ignore[arg-type]
+    return StageTimingMiddleware(app, service="s", **options)  # type: ignore[arg-type]
+
+
+def serve(handler: Callable[..., object], **options: object) -> None:
+    async def main() -> None:
+        await request(app_of(handler, **options), "/x")
+
+    asyncio.run(main())
+
+
+# --- the sweep ---
+
+
+Interval = tuple[str, int, int]
+
+
+def expected_shares(
+    start: int, end: int, intervals: list[Interval]
+) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """Exclusive time and wall times by looking at every unit of time by itself."""
+    shares: dict[str, int] = {}
+    wall: dict[str, list[int]] = {}
+    for name, begin, stop in intervals:
+        wall.setdefault(name, []).append(min(stop, end) - begin)
+    inference_ends = [min(stop, end) for name, _, stop in intervals if name == "inference"]
+    first = min((begin for _, begin, _ in intervals), default=None)
+    for instant in range(start, end):
+        covering = [i for i, (_, a, b) in enumerate(intervals) if a <= instant < min(b, end)]
+        if covering:
+            # opened last: the latest beginning, of equals the one later in order of opening
+            name = intervals[max(covering, key=lambda i: (intervals[i][1], i))][0]
+        elif first is None:
+            name = "unattributed"
+        elif instant < first:
+            name = "ingress"
+        elif inference_ends and instant >= max(inference_ends):
+            name = "postprocess"
+        else:
+            name = "unattributed"
+        shares[name] = shares.get(name, 0) + 1
+    return shares, wall
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_overlaps_are_credited_as_an_independent_sweep_does(
+    seed: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nested, crossing, cut and touching intervals; also when the log is folded meanwhile."""
+    rng = random.Random(seed)
+    if seed % 3 == 0:
+        monkeypatch.setattr(stages, "_FOLD_AT", rng.choice((1, 2, 5)))
+    begun: list[tuple[stage, str, int]] = []
+    intervals: dict[int, Interval] = {}
+    start = clock.now_ns
+    cut: list[int] = []
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        for _ in range(rng.randrange(14)):
+            clock.now_ns += rng.choice((0, 0, 1, 2, 5))
+            is_open = [i for i in range(len(begun)) if i not in intervals]
+            if is_open and rng.random() < 0.5:
+                i = rng.choice((is_open[-1], rng.choice(is_open)))
+                begun[i][0].__exit__(None, None, None)
+                intervals[i] = (begun[i][1], begun[i][2], clock.now_ns)
+            else:
+                name = rng.choice(NAMES)
+                begun.append((stage(name).__enter__(), name, clock.now_ns))
+        clock.now_ns += rng.choice((0, 3))
+        cut.append(clock.now_ns)
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    end = cut[0]
+    for i, (_, name, begin) in enumerate(begun):
+        intervals.setdefault(i, (name, begin, end))
+    shares, wall = expected_shares(start, end, [intervals[i] for i in range(len(begun))])
+    assert {k: round(v * 1e9) for k, v in exclusive().items()} == shares
+    assert sum(shares.values()) == end - start
+    explicit = {k: v for k, v in walls().items() if k in wall}
+    assert {k: (len(v), sum(v)) for k, v in wall.items()} == {
+        k: (count, round(total * 1e9)) for k, (count, total) in explicit.items()
+    }
+
+
+def test_concurrent_tasks_and_threads_add_up_and_are_never_negative() -> None:
+    """asyncio.gather and to_thread on the real clock: the shares are the duration, to the ns."""
+    rng = random.Random(7)
+
+    def in_thread(depth: int) -> None:
+        with stage(rng.choice(NAMES)):
+            sum(range(rng.randrange(3000)))
+            if depth:
+                in_thread(depth - 1)
+
+    async def in_task(depth: int) -> None:
+        async with stage(rng.choice(NAMES)):
+            await asyncio.sleep(rng.random() / 1000)
+            if depth:
+                await asyncio.gather(in_task(depth - 1), asyncio.to_thread(in_thread, 3))
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        await asyncio.gather(*(in_task(2) for _ in range(3)))
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        app = app_of(handler)
+        await asyncio.gather(*(request(app, "/x") for _ in range(8)))
+
+    asyncio.run(main())
+    ours = service.service_named("s")
+    total_ns = sum(sum(cells.exclusive_ns) for cells in ours.stages.cells.values())
+    assert total_ns == ours.routes["/{path}"].duration.sum_ns
+    assert all(ns >= 0 for cells in ours.stages.cells.values() for ns in cells.exclusive_ns)
+    assert all(count >= 0 for cells in ours.stages.cells.values() for count in cells.counts)
+
+
+# --- implicit stages ---
+
+
+def test_time_around_stages_is_ingress_unattributed_and_postprocess(clock: Clock) -> None:
+    async def handler(incoming: Request) -> PlainTextResponse:
+        clock.advance(0.001)
+        with stage("preprocess"):
+            clock.advance(0.010)
+        clock.advance(0.002)
+        with stage("inference"):
+            clock.advance(0.100)
+        clock.advance(0.004)
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    assert exclusive() == {
+        "ingress": 0.001,
+        "preprocess": 0.010,
+        "unattributed": 0.002,
+        "inference": 0.100,
+        "postprocess": 0.004,
+    }
+    assert walls()["postprocess"] == (1, 0.004)
+
+
+def test_without_an_inference_stage_the_rest_is_unattributed(clock: Clock) -> None:
+    async def handler(incoming: Request) -> PlainTextResponse:
+        clock.advance(0.001)
+        with stage("preprocess"):
+            clock.advance(0.010)
+        clock.advance(0.004)
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    assert exclusive() == {"ingress": 0.001, "preprocess": 0.010, "unattributed": 0.004}
+
+
+def test_a_request_without_stages_is_all_unattributed(clock: Clock) -> None:
+    async def handler(incoming: Request) -> PlainTextResponse:
+        clock.advance(0.25)
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    assert exclusive() == {"unattributed": 0.25}
+    assert walls() == {"unattributed": (1, 0.25)}
+
+
+def test_a_stage_open_at_the_last_body_message_is_cut_there(clock: Clock) -> None:
+    async def app(scope: object, receive: object, send: Callable[..., object]) -> None:
+        with stage("inference"):
+            clock.advance(0.5)
+            await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[misc]
+            await send({"type": "http.response.body", "body": b"x"})  # type: ignore[misc]
+            clock.advance(9)
+
+    asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x"))  # type: ignore[arg-type]
+    assert exclusive() == {"inference": 0.5}
+    assert walls() == {"inference": (1, 0.5)}
+
+
+def test_slow_requests_are_split_off_at_the_objective(clock: Clock) -> None:
+    durations = iter((0.5, 0.500000001))
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        with stage("inference"):
+            clock.now_ns += round(next(durations) * 1e9)
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        app = app_of(handler, slo_seconds=0.5)
+        await request(app, "/x")
+        await request(app, "/x")
+
+    asyncio.run(main())
+    assert exclusive("false") == {"inference": 0.5}
+    assert exclusive("true") == {"inference": 0.500000001}
+
+
+# --- ways to use it ---
+
+
+def test_decorates_sync_and_async_functions_and_keeps_their_names(clock: Clock) -> None:
+    @stage("preprocess")
+    def sync(seconds: float) -> str:
+        """Doc."""
+        clock.advance(seconds)
+        return "a"
+
+    @stage("inference")
+    async def asynchronous(seconds: float) -> str:
+        clock.advance(seconds)
+        return "b"
+
+    async def main() -> str:
+        return sync(0.1) + sync(0.2) + await asynchronous(0.4)
+
+    assert asyncio.run(main()) == "ab"[0] * 2 + "b"
+    assert (sync.__name__, sync.__doc__, asynchronous.__name__) == ("sync", "Doc.", "asynchronous")
+    assert walls() == {"preprocess": (2, 0.3), "inference": (1, 0.4)}
+
+
+def test_refuses_generator_functions() -> None:
+    def numbers():  # type: ignore[no-untyped-def]
+        yield 1
+
+    async def async_numbers():  # type: ignore[no-untyped-def]
+        yield 1
+
+    for function in (numbers, async_numbers):
+        with pytest.raises(TypeError, match=r"stage\('x'\) cannot decorate the generator function"):
+            stage("x")(function)
+
+
+def test_threadpool_endpoints_belong_to_their_request(clock: Clock) -> None:
+    def handler(incoming: Request) -> PlainTextResponse:
+        assert threading.current_thread() is not threading.main_thread()
+        with stage("inference"):
+            clock.advance(0.3)
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    assert exclusive() == {"inference": 0.3}
+
+
+def test_an_error_in_a_stage_closes_it_and_passes() -> None:
+    with pytest.raises(LookupError), stage("preprocess"):
+        raise LookupError
+    assert walls()["preprocess"][0] == 1
+    assert current_unit.get() is NO_UNIT
+
+
+def test_outside_a_request_nested_stages_share_the_time(clock: Clock) -> None:
+    with stage("inference"):
+        clock.advance(0.1)
+        with stage("h2d"):
+            clock.advance(0.02)
+        clock.advance(0.1)
+    assert exclusive() == {"inference": 0.2, "h2d": 0.02}
+    assert walls() == {"inference": (1, 0.22), "h2d": (1, 0.02)}
+
+
+def test_outside_a_request_many_threads_lose_nothing() -> None:
+    def work() -> None:
+        for _ in range(2000):
+            with stage("inference"), stage("h2d"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {k: v[0] for k, v in walls().items()} == {"inference": 8000, "h2d": 8000}
+
+
+def test_a_background_task_after_the_response_is_outside_the_request(clock: Clock) -> None:
+    async def app(scope: object, receive: object, send: Callable[..., object]) -> None:
+        clock.advance(0.5)
+        await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[misc]
+        await send({"type": "http.response.body", "body": b"x"})  # type: ignore[misc]
+        with stage("cleanup"):
+            clock.advance(2)
+
+    asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x"))  # type: ignore[arg-type]
+    assert exclusive() == {"unattributed": 0.5, "cleanup": 2.0}
+    assert nonzero("inference_request_duration_seconds_sum", ["route"]) == {("__unmatched__",): 0.5}
+
+
+def test_one_object_used_again_times_every_use(clock: Clock) -> None:
+    shared = stage("preprocess")
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        for _ in range(3):
+            with shared:
+                clock.advance(0.1)
+        with shared:
+            clock.advance(0.1)
+            with shared:
+                clock.advance(0.1)
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        app = app_of(handler)
+        await request(app, "/x")
+        await request(app, "/x")
+
+    asyncio.run(main())
+    with shared:
+        clock.advance(1)
+    assert exclusive()["preprocess"] == pytest.approx(2.0)
+    assert walls()["preprocess"] == (11, pytest.approx(2.2))
+
+
+def test_one_object_shared_by_overlapping_requests_times_each(clock: Clock) -> None:
+    shared = stage("preprocess")
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        with shared:
+            if incoming.url.path == "/first":
+                entered.set()
+                await leave.wait()
+            clock.advance(1)
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        app = app_of(handler)
+        first = asyncio.create_task(request(app, "/first"))
+        await entered.wait()
+        await request(app, "/second")
+        leave.set()
+        await first
+
+    asyncio.run(main())
+    assert walls() == {"preprocess": (2, 3.0)}
+
+
+def test_a_stage_that_outlives_its_task_ends_with_the_request(clock: Clock) -> None:
+    """A task left behind must not write into a request that has been counted."""
+    release = asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def left_behind() -> None:
+        with stage("db"):
+            await release.wait()
+            clock.advance(5)
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        tasks.append(asyncio.create_task(left_behind()))
+        await asyncio.sleep(0)
+        clock.advance(1)
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        await request(app_of(handler), "/x")
+        release.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert exclusive() == {"db": 1.0}
+    assert walls() == {"db": (1, 1.0)}
+
+
+def test_a_request_of_very_many_stages_keeps_few(clock: Clock) -> None:
+    sizes: list[int] = []
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        with stage("inference"):
+            for _ in range(5000):
+                with stage("token"):
+                    clock.now_ns += 10
+                log = current_unit.get().log
+                assert log is not None
+                sizes.append(len(log))
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    assert max(sizes) <= 1025
+    assert walls() == {"inference": (1, 5e-05), "token": (5000, 5e-05)}
+    assert exclusive() == {"token": 5e-05}
+
+
+def test_stage_names_are_capped_with_an_overflow_series(clock: Clock) -> None:
+    for i in range(200):
+        with stage(f"name-{i}"):
+            clock.advance(1)
+    names = {name for name in exclusive() if name.startswith("name-")}
+    assert len(names) <= 64
+    assert sum(exclusive().values()) == 200
+    overflow = nonzero("tailwatch_series_overflow_total", ["metric"])
+    assert overflow[("inference_stage_duration_seconds",)] == exclusive()["__other__"]
+
+
+def test_a_stage_closed_in_another_context_raises_nothing() -> None:
+    """A generator may be closed by another task than the one that began it."""
+
+    async def numbers():  # type: ignore[no-untyped-def]
+        with stage("postprocess"):
+            yield 1
+
+    async def main() -> None:
+        generator = numbers()
+        await asyncio.create_task(generator.__anext__())
+        with suppress(StopAsyncIteration):
+            await asyncio.create_task(generator.__anext__())
+
+    asyncio.run(main())
