@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from statistics import NormalDist
 
 import pytest
 
-from tests.bench.__main__ import main
+from tests.bench import gpu_scrape, host_scrape, middleware, routes, stages
+from tests.bench.__main__ import BENCHES, main
 from tests.bench.harness import (
     Interval,
     Result,
@@ -102,6 +104,31 @@ def test_the_table_is_markdown() -> None:
         "stages", "ours / theirs", "1.5 x", "1.25 .. 1.75", "<= 2.2 x", "met",
     ]  # fmt: skip
     assert len({len(row) for row in rows}) == 1
+
+
+def test_the_page_on_speed_names_every_benchmark_with_its_goals() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "why" / "speed.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")][1:]
+    documented: dict[str, list[str]] = {}
+    name = ""
+    for row in rows:
+        name = row[1].strip() or name
+        documented.setdefault(name, []).append(row[4].strip())
+    assert documented == {
+        "middleware": [
+            f"<= {middleware.RUNWAY_GOAL:g}x",
+            f"<= {middleware.INSTRUMENTATOR_GOAL:g}x",
+        ],
+        "routes": [f"<= {routes.GROWTH_GOAL_US:g} µs more"],
+        "stages": [f"<= {stages.GOAL:g}x"],
+        "memory": ["printed"],
+        "gpu_scrape": [
+            f"<= {gpu_scrape.GOAL:g}x",
+            f"<= {gpu_scrape.AGE_GOAL:g} intervals",
+        ],
+        "host_scrape": [f"<= {host_scrape.GOAL:g}x"],
+    }
+    assert list(documented) == list(BENCHES)
 
 
 def test_a_slot_runs_in_a_new_interpreter_on_one_core() -> None:
