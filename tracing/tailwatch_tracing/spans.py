@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tailwatch_tracing import clock
 from tailwatch_tracing.exposition import Family
 from tailwatch_tracing.service import RouteCells, Service
 
@@ -80,6 +81,8 @@ class SpanRecorder:
         try:
             tracer = self._tracer or self._begin_tracer()
             scope = request.scope
+            # The wall clock is read once per request: a step of it would tear the trace apart.
+            offset_ns = time.time_ns() - clock.now_ns()
             carrier = {
                 name.decode("latin-1").lower(): value.decode("latin-1")
                 for name, value in scope.get("headers", ())
@@ -94,10 +97,10 @@ class SpanRecorder:
                     "url.path": scope["path"],
                     "url.scheme": scope.get("scheme", "http"),
                 },
-                start_time=(start_time_ns := time.time_ns()),
+                start_time=request.start_ns + offset_ns,
             )
             token = context.attach(trace.set_span_in_context(span))
-            request.span = RequestSpan(self, tracer, span, token, start_time_ns)
+            request.span = RequestSpan(self, tracer, span, token, offset_ns)
         except Exception:
             self._service.note_error("spans")
 
@@ -131,16 +134,16 @@ _PROPAGATED = frozenset((b"traceparent", b"tracestate", b"baggage"))
 class RequestSpan:
     """The open server span of one request."""
 
-    __slots__ = ("_recorder", "_span", "_start_time_ns", "_token", "_tracer")
+    __slots__ = ("_recorder", "_span", "_offset_ns", "_token", "_tracer")
 
     def __init__(
-        self, recorder: SpanRecorder, tracer: Tracer, span: Span, token: Any, start_time_ns: int
+        self, recorder: SpanRecorder, tracer: Tracer, span: Span, token: Any, offset_ns: int
     ) -> None:
         self._recorder = recorder
         self._tracer = tracer
         self._span = span
         self._token = token
-        self._start_time_ns = start_time_ns
+        self._offset_ns = offset_ns
 
     def detach(self) -> None:
         """Make the span current no longer."""
@@ -162,8 +165,7 @@ class RequestSpan:
 
         span = self._span
         ids = span.get_span_context()
-        # The wall clock is read once per request: steps of it would tear a trace apart.
-        offset_ns = self._start_time_ns - request.start_ns
+        offset_ns = self._offset_ns
         if span.is_recording():
             span.update_name(f"{request.scope['method']} {route.template}")
             span.set_attribute("http.route", route.template)

@@ -1,0 +1,357 @@
+"""The middleware is invisible to the application, whatever happens in itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from tailwatch_tracing import StageTimingMiddleware, render_metrics, service, stage
+from tailwatch_tracing.cells import EDGES_SECONDS, snap_to_grid
+from tests.tracing.asgi import App, Exchange, http_scope, nonzero, outcomes, request, values
+from tests.tracing.conftest import Clock
+
+
+async def answer(incoming: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+def starlette_app(**options: Any) -> Starlette:
+    app = Starlette(routes=[Route("/x", answer)])
+    app.add_middleware(StageTimingMiddleware, service="s", **options)
+    return app
+
+
+# --- pass-through ---
+
+
+def test_messages_pass_unchanged_both_ways() -> None:
+    received: list[Any] = []
+    sent = [
+        {"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")], "trailers": True},
+        {"type": "http.response.debug", "info": {}},
+        {"type": "http.response.body", "body": b"one", "more_body": True},
+        {"type": "http.response.body", "body": b"two"},
+        {"type": "http.response.trailers", "headers": []},
+    ]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        received.append(await receive())
+        for message in sent:
+            await send(message)
+
+    exchange = asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x"))
+    assert exchange.sent == sent
+    assert received == [{"type": "http.request", "body": b"", "more_body": False}]
+    assert outcomes() == {"ok": 1}
+
+
+def test_a_context_variable_set_inside_is_seen_outside() -> None:
+    variable: ContextVar[str] = ContextVar("variable")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        variable.set("inside")
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    async def main() -> str:
+        await request(StageTimingMiddleware(app, service="s"), "/x")
+        return variable.get()
+
+    assert asyncio.run(main()) == "inside"
+
+
+def test_cancellation_reaches_the_application_in_the_same_task() -> None:
+    seen: list[Any] = []
+
+    async def main() -> None:
+        started = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            seen.append(asyncio.current_task())
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                seen.append(error)
+                raise
+
+        task = asyncio.create_task(request(StageTimingMiddleware(app, service="s"), "/x"))
+        await started.wait()
+        task.cancel("why")
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert seen == [task, caught.value]
+        assert caught.value.args == ("why",)
+
+    asyncio.run(main())
+
+
+def test_lifespan_passes_and_the_middleware_may_be_installed_in_it() -> None:
+    """Wrapping at the ASGI level needs no `add_middleware`, which is refused after the start."""
+    events: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, str]]:
+        events.append("up")
+        app.router.routes.append(Route("/late", answer))
+        yield {"model": "m"}
+        events.append("down")
+
+    app = StageTimingMiddleware(Starlette(lifespan=lifespan), service="s", metrics_path="/metrics")
+
+    async def main() -> None:
+        messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if events:
+                assert (await request(app, "/late")).status == 200
+                assert (await request(app, "/metrics")).status == 200
+            return next(messages)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope: dict[str, Any] = {"type": "lifespan", "state": {}, "asgi": {"version": "3.0"}}
+        await app(scope, receive, send)
+        assert [m["type"] for m in sent] == [
+            "lifespan.startup.complete",
+            "lifespan.shutdown.complete",
+        ]
+        assert scope["state"] == {"model": "m"}
+
+    asyncio.run(main())
+    assert events == ["up", "down"]
+
+
+def test_websockets_pass_and_make_no_http_series() -> None:
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text(await websocket.receive_text())
+        await websocket.close()
+
+    app = Starlette(routes=[WebSocketRoute("/ws", echo)])
+    app.add_middleware(StageTimingMiddleware, service="s")
+
+    async def main() -> list[str]:
+        incoming = iter(
+            [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "hello"}]
+        )
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return next(incoming)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = http_scope("/ws", type="websocket", subprotocols=[])
+        del scope["method"]
+        await app(scope, receive, send)
+        return [message.get("text", message["type"]) for message in sent]
+
+    assert asyncio.run(main()) == ["websocket.accept", "hello", "websocket.close"]
+    assert outcomes() == {}
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/livez", "/readyz", "/ping", "/metrics"])
+@pytest.mark.parametrize("root_path", ["", "/proxy"])
+def test_probes_are_passed_on_uncounted(path: str, root_path: str) -> None:
+    app = Starlette(routes=[Route(path, answer)])
+    app.add_middleware(StageTimingMiddleware, service="s")
+    exchange = asyncio.run(request(app, root_path + path, root_path=root_path))
+    assert exchange.body == b"ok"
+    assert outcomes() == {}
+
+
+def test_exclude_is_the_users_to_choose() -> None:
+    app = starlette_app(exclude=["/y"])
+    app.router.routes.extend([Route("/health", answer), Route("/y", answer)])
+
+    async def main() -> None:
+        for path in ("/health", "/y", "/x"):
+            await request(app, path)
+
+    asyncio.run(main())
+    assert nonzero("inference_requests_total", ["route"]) == {("/health",): 1, ("/x",): 1}
+
+
+# --- its own errors ---
+
+
+@pytest.mark.parametrize("broken", ["route_cells", "count_request"])
+def test_an_error_in_the_counting_fails_no_request(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = starlette_app()
+
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> list[Exchange]:
+        await request(app, "/y")
+        monkeypatch.setattr(service.Service, broken, fail)
+        return [await request(app, "/x") for _ in range(3)]
+
+    with caplog.at_level(logging.WARNING):
+        exchanges = asyncio.run(main())
+    assert [exchange.body for exchange in exchanges] == [b"ok"] * 3
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 3}
+    assert values("inference_requests_in_flight") == {(): 0}
+    assert len(caplog.records) == 1, "said once, not per request"
+
+
+def test_an_unreadable_route_fails_no_request() -> None:
+    class Strange:
+        """A kind of route nobody has met yet."""
+
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["route"] = Strange()
+        scope["router"] = Strange()
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    assert asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x")).body == b"ok"
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 1}
+
+
+def test_a_stage_name_that_is_no_string_fails_nothing() -> None:
+    async def handler(incoming: Request) -> Response:
+        with stage(7), stage(["x"]):  # type: ignore[arg-type]
+            return PlainTextResponse("ok")
+
+    app = Starlette(routes=[Route("/x", handler)])
+    app.add_middleware(StageTimingMiddleware, service="s")
+    assert asyncio.run(request(app, "/x")).body == b"ok"
+    render_metrics()
+
+
+# --- one service, several middlewares; several services ---
+
+
+def test_a_rebuilt_stack_goes_on_counting() -> None:
+    async def main() -> None:
+        app = starlette_app()
+        await request(app, "/x")
+        app.middleware_stack = app.build_middleware_stack()
+        await request(app, "/x")
+        await request(starlette_app(), "/x")
+
+    asyncio.run(main())
+    assert outcomes() == {"ok": 3}
+
+
+def test_two_applications_are_told_apart_by_their_service() -> None:
+    async def main() -> None:
+        for name, times in (("a", 1), ("b", 2)):
+            app: App = StageTimingMiddleware(Starlette(routes=[Route("/x", answer)]), service=name)
+            for _ in range(times):
+                await request(app, "/x")
+
+    asyncio.run(main())
+    assert nonzero("inference_requests_total", ["service", "route"]) == {
+        ("a", "/x"): 1,
+        ("b", "/x"): 2,
+    }
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"service": ""}, ValueError, "service=''"),
+        ({"metrics_path": "metrics"}, ValueError, "metrics_path='metrics'"),
+        ({"slo_seconds": 0}, ValueError, "slo_seconds=0"),
+        ({"slo_seconds": float("nan")}, ValueError, "slo_seconds=nan"),
+        ({"client_timeout_seconds": -1}, ValueError, "client_timeout_seconds=-1"),
+        ({"series_limit": 0}, ValueError, "series_limit=0"),
+        ({"exclude": "/health"}, TypeError, "exclude='/health'"),
+        ({"gpu_uuids": "GPU-1"}, TypeError, "gpu_uuids='GPU-1'"),
+    ],
+)
+def test_an_option_out_of_its_range_is_named(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        StageTimingMiddleware(Starlette(), **{"service": "s", **options})
+
+
+def test_the_objective_is_snapped_to_the_grid_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            StageTimingMiddleware(Starlette(), service="s", slo_seconds=0.45)
+    assert values("inference_slo_seconds") == {(): 0.42}
+    assert [record.message for record in caplog.records] == [
+        "s: slo_seconds=0.45 is counted as 0.42, the nearest edge of the latency buckets"
+    ]
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.25, 0.5, 1, 2, 2.5, 5, 10, 30, 60, 120])
+def test_usual_objectives_are_edges(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
+    StageTimingMiddleware(Starlette(), service="s", slo_seconds=seconds)
+    assert values("inference_slo_seconds") == {(): seconds}
+    assert caplog.records == []
+
+
+def test_the_grid_spans_1_ms_to_120_s_in_steps_of_at_most_a_fifth() -> None:
+    assert EDGES_SECONDS[0] == 0.001
+    assert EDGES_SECONDS[-1] == 120
+    steps = [b / a for a, b in itertools.pairwise(EDGES_SECONDS)]
+    assert 1 < min(steps)
+    assert max(steps) <= 1.2 + 1e-12
+    assert (snap_to_grid(1e-9), snap_to_grid(1e9)) == (0.001, 120)
+
+
+def test_no_objective_and_no_timeout_have_no_sample() -> None:
+    starlette_app().build_middleware_stack()
+    assert values("inference_slo_seconds") == {}
+    assert values("inference_client_timeout_seconds") == {}
+
+
+def test_nothing_is_threaded_before_the_first_scrape() -> None:
+    before = threading.active_count()
+    asyncio.run(request(starlette_app(metrics_path="/metrics"), "/x"))
+    assert threading.active_count() == before
+
+
+def test_durations_fall_into_the_bucket_that_their_edge_ends(clock: Clock) -> None:
+    seconds = iter((0.001, 0.001000001, 120, 120.1))
+
+    async def handler(incoming: Request) -> Response:
+        clock.now_ns += round(next(seconds) * 1e9)
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        app = Starlette(routes=[Route("/x", handler)])
+        app.add_middleware(StageTimingMiddleware, service="s")
+        for _ in range(4):
+            await request(app, "/x")
+
+    asyncio.run(main())
+    below = {
+        le: count
+        for (route, le), count in values(
+            "inference_request_duration_seconds_bucket", "route", "le"
+        ).items()
+        if route == "/x"
+    }
+    assert (below["0.001"], below["0.0012"], below["100.0"]) == (1, 2, 2)
+    assert (below["120.0"], below["+Inf"]) == (3, 4)

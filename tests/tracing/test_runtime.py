@@ -1,0 +1,141 @@
+"""Stops of the process: what is lost is counted, the longest one is kept for a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+
+from tailwatch_tracing import serving
+from tailwatch_tracing.runtime import WINDOW_SECONDS, Runtime, WindowMaximum
+from tailwatch_tracing.service import service_named
+from tests.tracing.asgi import values
+from tests.tracing.conftest import Clock
+
+
+def runtime_values() -> dict[str, float]:
+    return {
+        name: values(name)[()]
+        for name in (
+            "python_event_loop_lost_seconds_total",
+            "python_event_loop_lag_max_seconds",
+            "python_gc_pause_seconds_total",
+            "python_gc_pause_max_seconds",
+        )
+    }
+
+
+def test_the_maximum_is_of_the_last_minute_and_reading_does_not_reset_it(clock: Clock) -> None:
+    maximum = WindowMaximum()
+    maximum.note(300, clock())
+    clock.advance(20)
+    maximum.note(100, clock())
+    assert [maximum.read(clock()) for _ in range(3)] == [300] * 3
+    clock.advance(WINDOW_SECONDS - 21)
+    assert maximum.read(clock()) == 300, "a pause is seen for a whole minute"
+    clock.advance(6)
+    assert maximum.read(clock()) == 100
+    clock.advance(WINDOW_SECONDS)
+    assert maximum.read(clock()) == 0
+
+
+def test_the_window_stays_small(clock: Clock) -> None:
+    maximum = WindowMaximum()
+    for _ in range(1000):
+        clock.advance(1)
+        maximum.note(1, clock())
+    assert len(maximum._slots) <= WINDOW_SECONDS / 5 + 1
+
+
+def test_a_blocked_loop_is_counted_once_it_runs_again() -> None:
+    service_named("s")
+
+    async def main() -> None:
+        serving.runtime.watch_loop()
+        await asyncio.sleep(0.05)
+        time.sleep(0.3)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    found = runtime_values()
+    # A timer comes due within one tick of the beginning of the block.
+    assert 0.27 <= found["python_event_loop_lag_max_seconds"] < 1.5
+    assert (
+        found["python_event_loop_lost_seconds_total"] >= found["python_event_loop_lag_max_seconds"]
+    )
+
+
+def test_a_block_under_way_is_told_before_its_end_and_the_counter_never_falls(
+    clock: Clock,
+) -> None:
+    service_named("s")
+
+    async def main() -> list[dict[str, float]]:
+        serving.runtime.watch_loop()
+        seen = []
+        for _ in range(2):
+            clock.advance(1)
+            seen.append(runtime_values())
+        return seen
+
+    first, second = asyncio.run(main())
+    assert first["python_event_loop_lost_seconds_total"] == 0.98
+    assert second["python_event_loop_lag_max_seconds"] == 1.98
+    after = runtime_values()
+    assert after["python_event_loop_lost_seconds_total"] == 1.98, "the loop is gone, not its loss"
+    assert after["python_event_loop_lag_max_seconds"] == 0
+
+
+def test_lateness_within_the_timers_grain_is_not_a_loss(clock: Clock) -> None:
+    runtime = Runtime()
+    runtime.note_lag(4_900_000, clock())
+    runtime.note_lag(-1, clock())
+    lost, lag, *_ = runtime.families(service_named("s"))
+    assert (lost.samples[0][1], lag.samples[0][1]) == (0, 0)
+
+
+def test_a_loop_is_watched_once_and_the_next_one_too() -> None:
+    async def main() -> None:
+        for _ in range(3):
+            serving.runtime.watch_loop()
+        assert len(serving.runtime._watches) == 1
+
+    asyncio.run(main())
+    asyncio.run(main())
+
+
+def test_garbage_collection_is_timed() -> None:
+    service_named("s")
+    serving.runtime.watch_collector()
+    try:
+        gc.collect()
+        found = runtime_values()
+    finally:
+        gc.callbacks.remove(serving.runtime.collector.on_collection)
+    assert 0 < found["python_gc_pause_max_seconds"] <= found["python_gc_pause_seconds_total"]
+
+
+def test_pauses_are_summed_and_their_maximum_kept(clock: Clock) -> None:
+    service_named("s")
+    for pause in (0.1, 0.4, 0.2):
+        serving.runtime.collector.on_collection("start", {})
+        clock.advance(pause)
+        serving.runtime.collector.on_collection("stop", {})
+        clock.advance(1)
+    found = runtime_values()
+    assert round(found["python_gc_pause_seconds_total"], 9) == 0.7
+    assert found["python_gc_pause_max_seconds"] == 0.4
+
+
+def test_a_forked_child_forgets_the_loops_of_its_parent() -> None:
+    async def main() -> int:
+        from tailwatch_tracing.runtime import runtime
+
+        runtime.watch_loop()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(runtime._watches))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert asyncio.run(main()) == 0
