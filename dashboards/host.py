@@ -32,7 +32,10 @@ def build() -> str:
         Line(8, [threads(), hottest_threads(), load()], widths=[9, 7, 8]),
     ]
     memory = [Line(7, [memory_bytes(), swap(), pressure()])]
-    traffic = [Line(7, [network(), disk_bytes(), disk_busy()])]
+    traffic = [
+        Line(7, [received(), sent()]),
+        Line(7, [disk_reads(), disk_writes(), disk_busy()]),
+    ]
     return page(
         UID,
         "What the machine under the services is short of: CPU, memory, network or disk.",
@@ -151,14 +154,21 @@ def hottest_cores() -> AnyPanel:
 
 
 def threads() -> AnyPanel:
-    """Return the busiest thread of each process group."""
+    """Return the busiest threads over time, by process group."""
+    busiest = f"max_over_time(host_thread_cpu_max_ratio{{{HOST}}}[$__range] @ end())"
     return graph(
-        "Busiest thread of each process group",
+        "Busiest threads",
         units.PercentUnit,
-        [Query(f"host_thread_cpu_max_ratio{{{HOST}}}", "{{host}} {{group}}")],
+        [
+            Query(
+                f"host_thread_cpu_max_ratio{{{HOST}}} and on (host, group) topk(8, {busiest})",
+                "{{host}} {{group}}",
+            )
+        ],
         Help(
-            f"Good: below {HOT_THREAD:.0%} (dashed). The busiest thread, in shares of one core; "
-            "Python runs one thread at a time, so a group at 100 % is at its limit.",
+            f"Good: below {HOT_THREAD:.0%} (dashed) of one core. The busiest thread of each of "
+            "the eight process groups that were busiest in this time range. Python runs one "
+            "thread at a time: a group at 100 % is at its limit.",
             runbook="GpuStarvedUnderLoad",
         ),
         limits=[("transparent", None), (colors.LIMIT, HOT_THREAD)],
@@ -240,31 +250,43 @@ def pressure() -> AnyPanel:
     )
 
 
-def network() -> AnyPanel:
-    """Return network traffic by device."""
+def received() -> AnyPanel:
+    """Return incoming network traffic by device."""
     return graph(
-        "Network by device (out dashed)",
+        "Network in",
         units.BytesPerSecondSI,
-        [
-            Query(rate("host_network_receive_bytes_total", HOST), "{{host}} {{device}} in"),
-            Query(rate("host_network_transmit_bytes_total", HOST), "{{host}} {{device}} out"),
-        ],
-        Help("Good: well below the link's speed. Loopback is traffic inside the host."),
-        overrides=[Override("out$", dashed=True)],
+        [Query(rate("host_network_receive_bytes_total", HOST), "{{host}} {{device}}")],
+        Help("Good: well below the link's speed. lo is traffic inside the host."),
     )
 
 
-def disk_bytes() -> AnyPanel:
-    """Return disk traffic by device."""
+def sent() -> AnyPanel:
+    """Return outgoing network traffic by device."""
     return graph(
-        "Disks (writes dashed)",
+        "Network out",
         units.BytesPerSecondSI,
-        [
-            Query(rate("host_disk_read_bytes_total", HOST), "{{host}} {{device}} read"),
-            Query(rate("host_disk_written_bytes_total", HOST), "{{host}} {{device}} written"),
-        ],
+        [Query(rate("host_network_transmit_bytes_total", HOST), "{{host}} {{device}}")],
+        Help("Good: well below the link's speed. lo is traffic inside the host."),
+    )
+
+
+def disk_reads() -> AnyPanel:
+    """Return bytes read by device."""
+    return graph(
+        "Disk reads",
+        units.BytesPerSecondSI,
+        [Query(rate("host_disk_read_bytes_total", HOST), "{{host}} {{device}}")],
         Help("Good: quiet while serving. Reads then are models or data that did not stay cached."),
-        overrides=[Override("written$", dashed=True)],
+    )
+
+
+def disk_writes() -> AnyPanel:
+    """Return bytes written by device."""
+    return graph(
+        "Disk writes",
+        units.BytesPerSecondSI,
+        [Query(rate("host_disk_written_bytes_total", HOST), "{{host}} {{device}}")],
+        Help("Good: even. Bursts are checkpoints or logs, and can stall who logs synchronously."),
     )
 
 

@@ -46,8 +46,8 @@ def build() -> str:
     """Return the dashboard's JSON."""
     lines = [
         Line(3, [firing(), requests(), errors(), tp50(), tp99(), tail(), waiting(), gpu_busy()]),
-        Line(5, [alerts(), causes()], widths=[14, 10]),
-        Line(8, [latency(), load(), failures()], widths=[9, 8, 7]),
+        Line(6, [alerts(), causes()], widths=[14, 10]),
+        Line(7, [latency(), load(), failures()], widths=[9, 8, 7]),
         Line(7, [gpu(), gpu_memory(), cpu(), memory(), network()], widths=[5, 5, 5, 4, 5]),
     ]
     return page(

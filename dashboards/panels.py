@@ -241,6 +241,7 @@ def names(
     panel.graph_mode(common_model.BigValueGraphMode.NONE)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
     panel.justify_mode(common_model.BigValueJustifyMode.CENTER)
+    panel.text(common.VizTextDisplayOptions().title_size(16))  # fits six tiles in five grid units
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
     panel.data_links(list(links))
     _describe(panel, title, about, queries)
@@ -260,6 +261,8 @@ def bars(
     panel = bargauge.Panel().reduce_options(_last()).min(0)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
     panel.display_mode(common_model.BarGaugeDisplayMode.GRADIENT)
+    panel.name_placement(common_model.BarGaugeNamePlacement.LEFT)
+    panel.text(common.VizTextDisplayOptions().title_size(13).value_size(13))
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
     if maximum is not None:
         panel.max(maximum)

@@ -11,10 +11,11 @@ import promql_parser
 
 # Unlikely on purpose: a range of this length can only come from the macro.
 RATE_INTERVAL = timedelta(seconds=7919)
+WHOLE_RANGE = timedelta(seconds=7927)
 MACROS = {
     "$__rate_interval": f"{int(RATE_INTERVAL.total_seconds())}s",
+    "$__range": f"{int(WHOLE_RANGE.total_seconds())}s",
     "$__interval": "1m",
-    "$__range": "1h",
 }
 
 

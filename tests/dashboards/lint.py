@@ -164,12 +164,18 @@ def promql(dashboard: Json) -> Iterator[str]:
 
 
 def ranges(tree: promql_parser.Expr) -> Iterator[str]:
-    """Rates use Grafana's rate interval, which knows the scrape interval."""
+    """Rates use Grafana's rate interval, which knows the scrape interval.
+
+    What summarises the whole time range of the page (`..._over_time`) uses $__range.
+    """
     for node in expressions.nodes(tree):
-        expr = node.expr
-        if isinstance(expr, promql_parser.MatrixSelector):
-            if expr.range != expressions.RATE_INTERVAL:
-                yield f"range of {expr.range} instead of $__rate_interval"
+        if not isinstance(node.expr, promql_parser.MatrixSelector):
+            continue
+        reader = expressions.called(node.above[-1]) if node.above else ""
+        if reader.endswith("_over_time") and node.expr.range == expressions.WHOLE_RANGE:
+            continue
+        if node.expr.range != expressions.RATE_INTERVAL:
+            yield f"range of {node.expr.range} instead of $__rate_interval"
 
 
 def counters(tree: promql_parser.Expr) -> Iterator[str]:

@@ -151,6 +151,8 @@ def test_panels_in_a_closed_row_are_checked_too() -> None:
     ("expr", "message"),
     [
         ("sum(rate(a_total[5m]))", "range of 0:05:00 instead of $__rate_interval"),
+        ("sum(rate(a_total[$__range]))", "range of 2:12:07 instead of $__rate_interval"),
+        ("max_over_time(a[1h])", "range of 1:00:00 instead of $__rate_interval"),
         ("inference_requests_total", "raw counter inference_requests_total"),
         ("max by (le) (a_bucket)", "raw counter a_bucket"),
         (
@@ -188,6 +190,7 @@ def test_a_query_that_does_not_parse_is_named() -> None:
         "count by (host) (host_cpu_seconds_total)",
         "max(service_route:request_duration_seconds:p99_5m)",
         "avg(gpu_sm_active_ratio)",
+        "max_over_time(host_thread_cpu_max_ratio[$__range] @ end())",
         "histogram_quantile(0.5, sum by (route, le) (rate(a_bucket[$__rate_interval])))",
     ],
 )
