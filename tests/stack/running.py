@@ -50,6 +50,7 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(self.temporary), name: value, **environment},
+                start_new_session=True,
             )
 
     @property
@@ -65,6 +66,10 @@ class Running:
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def press_ctrl_c(self) -> None:
+        """Signal the whole foreground process group, as a terminal does."""
+        os.killpg(self._process.pid, signal.SIGINT)
 
     def exit_code(self) -> int:
         return self._process.wait(PATIENCE_SECONDS)

@@ -18,7 +18,9 @@ from tests.stack.running import free_ports
 
 SERVE = "http.server.ThreadingHTTPServer(('127.0.0.1', {port}), H).serve_forever()"
 HANDLER = (
-    "import http.server, signal, time\n"
+    "import http.server, os, signal, time\n"
+    "def interrupted(*_): open(os.environ['INTERRUPTED'], 'w').close()\n"
+    "signal.signal(signal.SIGINT, interrupted)\n"
     "class H(http.server.BaseHTTPRequestHandler):\n"
     "    def do_GET(self): self.send_response(200); self.end_headers()\n"
 )

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 @contextlib.contextmanager
 def stubs(folder: Path, *services: str) -> Iterator[Running]:
     command = [sys.executable, "-m", "tests.stack.stub_stack", *services]
-    with running(command, folder, PYTHONPATH=str(ROOT)) as run:
+    with running(
+        command, folder, PYTHONPATH=str(ROOT), INTERRUPTED=str(folder / "interrupted")
+    ) as run:
         yield run
 
 
@@ -33,9 +35,20 @@ def test_a_signal_while_running_stops_everything_with_code_0(
     with stubs(tmp_path, "quick", "slow") as run:
         pids(run)
         assert len(run.survivors()) == 5  # itself, the cleaner (sh and cat), two services
+        began = time.monotonic()
         run.send(number)
         assert run.exit_code() == 0
+        assert time.monotonic() - began < 5  # they were asked to end, not killed after 10 s
         run.assert_nothing_left()
+
+
+def test_ctrl_c_on_the_terminal_is_not_for_the_services(tmp_path: Path) -> None:
+    with stubs(tmp_path, "quick", "slow") as run:
+        pids(run)
+        run.press_ctrl_c()
+        assert run.exit_code() == 0
+        run.assert_nothing_left()
+        assert not (tmp_path / "interrupted").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
