@@ -15,6 +15,7 @@ from dashboards.panels import (
     named,
     names,
     number,
+    page_link,
     states,
 )
 from dashboards.promql import (
@@ -40,6 +41,10 @@ from dashboards.thresholds import (
 )
 
 UID = "tailwatch-overview"
+
+TO_REQUEST_PATH = page_link("Request path", "tailwatch-request-path", "service")
+TO_GPU = page_link("GPU", "tailwatch-gpu", "host")
+TO_HOST = page_link("Host", "tailwatch-host", "host")
 
 
 def build() -> str:
@@ -234,12 +239,7 @@ def causes() -> AnyPanel:
             runbook="GpuStarvedUnderLoad",
         ),
         steps=[("dark-green", None), ("dark-orange", 1)],
-        links=[
-            link(
-                "Request path",
-                "/d/tailwatch-request-path?var-service=${__field.labels.service}",
-            )
-        ],
+        links=[TO_REQUEST_PATH],
     )
 
 
@@ -264,6 +264,7 @@ def latency() -> AnyPanel:
             Override("TP50$", color=colors.TP50),
             Override("SLO$", color=colors.LIMIT, dashed=True),
         ],
+        links=[TO_REQUEST_PATH],
     )
 
 
@@ -286,6 +287,7 @@ def load() -> AnyPanel:
             Override("requests$", color=colors.CALM),
             Override("waiting$", color="yellow", right_axis_unit=units.Short),
         ],
+        links=[TO_REQUEST_PATH],
     )
 
 
@@ -324,8 +326,9 @@ def gpu() -> AnyPanel:
             "running; SM active (dashed) the share of the chip at work. Empty: no GPU here.",
             runbook="GpuStarvedUnderLoad",
         ),
-        overrides=[Override("^SM active", color="white", dashed=True)],
+        overrides=[Override("^SM active", color="text", dashed=True)],
         maximum=1,
+        links=[TO_GPU],
     )
 
 
@@ -343,6 +346,7 @@ def gpu_memory() -> AnyPanel:
             "Empty: no GPU on these hosts.",
         ),
         overrides=[Override("total$", color=colors.MUTED, dashed=True, in_legend=False)],
+        links=[TO_GPU],
     )
 
 
@@ -371,6 +375,7 @@ def cpu() -> AnyPanel:
             Override("busiest thread$", color="yellow"),
         ],
         maximum=1,
+        links=[TO_HOST],
     )
 
 
@@ -384,6 +389,7 @@ def memory() -> AnyPanel:
         Help("Good: below 90 % and flat. What programs cannot get any more (MemAvailable)."),
         maximum=1,
         limits=[("transparent", None), (colors.LIMIT, 0.9)],
+        links=[TO_HOST],
     )
 
 
@@ -404,4 +410,5 @@ def network() -> AnyPanel:
             "on the Host page.",
         ),
         overrides=[Override("in$", color="green"), Override("out$", color="blue")],
+        links=[TO_HOST],
     )

@@ -138,6 +138,18 @@ def link(title: str, url: str) -> dashboard.DashboardLink:
     return dashboard.DashboardLink(title).url(url)
 
 
+def page_link(title: str, uid: str, variable: str) -> dashboard.DashboardLink:
+    """Return a data link to a dashboard, for the same time and the series' own service or host.
+
+    Args:
+        title: of the link.
+        uid: of the dashboard.
+        variable: name of the variable there and of the label here.
+    """
+    chosen = f"var-{variable}=${{__field.labels.{variable}}}"
+    return link(title, f"/d/{uid}?{chosen}&${{__url_time_range}}")
+
+
 def values(names: Mapping[int, tuple[str, str]]) -> list[model.ValueMapping]:
     """Return mappings value -> (text, colour)."""
     options = {
@@ -166,6 +178,7 @@ def graph(
     maximum: float | None = None,
     limits: Steps = (),
     legend_on_right: bool = False,
+    links: Sequence[dashboard.DashboardLink] = (),
 ) -> timeseries.Panel:
     """Return lines over time from 0 up; `limits` are drawn as dashed lines."""
     panel = timeseries.Panel().min(0).line_width(1.5).span_nulls(False)
@@ -177,7 +190,7 @@ def graph(
         .mode(common_model.TooltipDisplayMode.MULTI)
         .sort(common_model.SortOrder.NONE if stacked else common_model.SortOrder.DESCENDING)
     )
-    panel.legend(_legend(on_right=legend_on_right))
+    panel.legend(_legend(on_right=legend_on_right)).data_links(list(links))
     if stacked:
         panel.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
         # Areas without lines: a series of zeros would draw its line along the top of the stack.
@@ -241,7 +254,7 @@ def names(
     panel.graph_mode(common_model.BigValueGraphMode.NONE)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
     panel.justify_mode(common_model.BigValueJustifyMode.CENTER)
-    panel.text(common.VizTextDisplayOptions().title_size(16))  # fits six tiles in five grid units
+    panel.text(common.VizTextDisplayOptions().value_size(18))  # fits six tiles
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
     panel.data_links(list(links))
     _describe(panel, title, about, queries)
@@ -261,8 +274,7 @@ def bars(
     panel = bargauge.Panel().reduce_options(_last()).min(0)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
     panel.display_mode(common_model.BarGaugeDisplayMode.GRADIENT)
-    panel.name_placement(common_model.BarGaugeNamePlacement.LEFT)
-    panel.text(common.VizTextDisplayOptions().title_size(13).value_size(13))
+    panel.text(common.VizTextDisplayOptions().title_size(12).value_size(14))
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
     if maximum is not None:
         panel.max(maximum)
