@@ -39,8 +39,8 @@ class DynamicBatcher(Generic[Item, Result]):
         run: takes the items of a batch, returns one result each, in the same order.
         max_batch: most items in a batch, at least 1.
         window_seconds: longest time an item waits for others while a worker is free.
-        concurrency: batches in `run` at the same time; 2 keeps a device busy while the
-            host prepares the next launch.
+        concurrency: batches in `run` at the same time; more than 1 keep a device busy while
+            the host prepares the next launch.
         thread_name: name of the worker threads.
     """
 
@@ -50,7 +50,7 @@ class DynamicBatcher(Generic[Item, Result]):
         *,
         max_batch: int,
         window_seconds: float,
-        concurrency: int = 2,
+        concurrency: int,
         thread_name: str = "inference",
     ) -> None:
         if max_batch < 1:

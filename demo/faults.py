@@ -50,7 +50,7 @@ class Fault:
     needs_simulated_gpu: bool = False
 
 
-HEALTHY_LOAD = Load(burst=8, rate=10.0)
+HEALTHY_LOAD = Load(burst=10, rate=10.0)
 HEALTHY = Fault("none", "healthy", HEALTHY_LOAD)
 
 FAULTS = {
@@ -58,9 +58,9 @@ FAULTS = {
     for fault in (
         Fault(
             "slow-preprocess",
-            "75 ms of pure-Python work per request in the one preprocess thread",
+            "70 ms of pure-Python work per request in the one preprocess thread",
             HEALTHY_LOAD,
-            preprocess_cpu_seconds=0.075,
+            preprocess_cpu_seconds=0.070,
             needs_simulated_gpu=True,
         ),
         Fault(
@@ -78,9 +78,9 @@ FAULTS = {
         ),
         Fault(
             "stalls",
-            "a full garbage collection of about 1 s over live objects, every 10 s",
+            "a full garbage collection of about 0.7 s over live objects, every 10 s",
             HEALTHY_LOAD,
-            pause_seconds=1.0,
+            pause_seconds=0.7,
             pause_interval_seconds=10.0,
         ),
     )
@@ -115,13 +115,15 @@ class FaultSwitch:
             logger.warning("fault %s: %s", fault.name, fault.description)
 
     def in_preprocess(self) -> None:
-        """Inject what the active fault does to one request. Call it in the preprocess thread."""
-        fault = self.active
-        if fault.preprocess_cpu_seconds:
-            burn_cpu(fault.preprocess_cpu_seconds)
-        if fault.pause_interval_seconds:
+        """Inject the active fault into a request's preprocessing. Call it in that thread."""
+        if self.active.preprocess_cpu_seconds:
+            burn_cpu(self.active.preprocess_cpu_seconds)
+
+    def in_postprocess(self) -> None:
+        """Inject the active fault into a request's postprocessing. Call it on the event loop."""
+        if self.active.pause_interval_seconds:
             now = self._clock()
-            if now - self._last_pause >= fault.pause_interval_seconds:
+            if now - self._last_pause >= self.active.pause_interval_seconds:
                 self._last_pause = now
                 gc.collect()
 

@@ -15,7 +15,7 @@ from tailwatch_tracing import RequestQueue, stage
 
 MAX_BATCH = 6
 BATCH_WINDOW_SECONDS = 0.010
-BATCHES_PER_DEVICE = 2  # one runs, the next is queued behind it on the device
+BATCHES_PER_DEVICE = 3  # one runs, two are queued behind it: the device outlasts a busy host
 
 
 class QueueFull(Exception):
@@ -25,14 +25,14 @@ class QueueFull(Exception):
 class Pipeline:
     """Runs requests through the model on one event loop.
 
-    At most three batches per device are past the queue: two on the device and one that fills.
+    At most four batches per device are past the queue: three on the device and one that fills.
     Everybody else waits in the queue, so its depth is the number of requests that wait for a
     thread or a device, and its limit is the service's back-pressure.
 
     Args:
         classifier: the model and its pre- and postprocessing.
         gpus: devices that batches take their time on; none: the CPU's own time counts.
-        faults: injects what is switched on into the preprocess thread and the queue's limit.
+        faults: injects what is switched on into the two steps and the queue's limit.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Pipeline:
             with stage("inference"):
                 scores = await member.result
         with stage("postprocess"):
+            self._faults.in_postprocess()
             return self._classifier.postprocess(scores)
 
     async def close(self) -> None:

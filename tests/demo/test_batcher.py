@@ -143,7 +143,7 @@ def test_a_member_that_leaves_during_the_run_harms_nobody() -> None:
 def test_a_run_that_loses_results_is_an_error() -> None:
     async def main() -> None:
         batcher: DynamicBatcher[int, int] = DynamicBatcher(
-            lambda items: [1], max_batch=2, window_seconds=WINDOW
+            lambda items: [1], max_batch=2, window_seconds=WINDOW, concurrency=1
         )
         member, other = batcher.submit(1), batcher.submit(2)
         with pytest.raises(RuntimeError, match="a batch of 2 gave 1 results"):
@@ -157,7 +157,7 @@ def test_a_run_that_loses_results_is_an_error() -> None:
 def test_closing_cancels_who_still_waits() -> None:
     async def main() -> None:
         batcher: DynamicBatcher[int, int] = DynamicBatcher(
-            lambda items: list(items), max_batch=2, window_seconds=3600
+            lambda items: list(items), max_batch=2, window_seconds=3600, concurrency=1
         )
         member = batcher.submit(1)
         await batcher.close()

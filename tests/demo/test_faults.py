@@ -16,7 +16,7 @@ def test_slow_preprocess_costs_cpu_of_the_calling_thread() -> None:
     switch.set(FAULTS["slow-preprocess"])
     before = time.thread_time()
     switch.in_preprocess()
-    assert 0.074 < time.thread_time() - before < 0.15
+    assert 0.069 < time.thread_time() - before < 0.15
     switch.set(HEALTHY)
     before = time.thread_time()
     switch.in_preprocess()
@@ -46,7 +46,7 @@ def test_the_load_follows_the_capacity_where_it_must(
 
 
 def test_a_full_collection_runs_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While stalls are on, in the thread that works on a request, and not before or after."""
+    """While stalls are on, in the thread that answers requests, and not before or after."""
     monkeypatch.setattr(LiveObjects, "grow_until_a_collection_takes", lambda *_: None)
     now = itertools.count(100.0, 2.5)
     switch = FaultSwitch(clock=lambda: next(now))
@@ -59,12 +59,12 @@ def test_a_full_collection_runs_every_ten_seconds(monkeypatch: pytest.MonkeyPatc
     gc.collect()
     gc.callbacks.append(note)
     try:
-        switch.in_preprocess()
+        switch.in_postprocess()
         switch.set(FAULTS["stalls"])
         for _ in range(12):  # 30 s
-            switch.in_preprocess()
+            switch.in_postprocess()
         switch.set(HEALTHY)
-        switch.in_preprocess()
+        switch.in_postprocess()
     finally:
         gc.callbacks.remove(note)
     assert full == [threading.current_thread().name] * 3

@@ -206,11 +206,11 @@ def test_slow_preprocess_is_one_hot_thread(service: DemoService) -> None:
     after, used = service.metrics(), cpu_seconds() - used
     count = grown(before, after, "inference_stage_duration_seconds_count|preprocess")
     assert count >= 10
-    assert used == pytest.approx(0.075 * count, rel=0.2)
-    assert grown(before, after, "inference_stage_duration_seconds_sum|preprocess") >= 0.075 * count
+    assert used == pytest.approx(0.07 * count, rel=0.2)
+    assert grown(before, after, "inference_stage_duration_seconds_sum|preprocess") >= 0.07 * count
     # Nine of ten requests that come together wait for those before them.
     waited = grown(before, after, "inference_queue_wait_seconds_sum|preprocess")
-    assert waited >= 0.075 * sum(range(10))
+    assert waited >= 0.07 * sum(range(10))
 
 
 def test_a_full_queue_rejects_until_the_limit_is_off(service: DemoService) -> None:
