@@ -143,6 +143,7 @@ def sm_active() -> AnyPanel:
         ),
         maximum=1,
         limits=[("transparent", None), (colors.LIMIT, SM_ACTIVE)],
+        when_empty="no GPM counters",
     )
 
 
@@ -158,6 +159,7 @@ def utilization() -> AnyPanel:
             runbook="GpuStarvedUnderLoad",
         ),
         maximum=1,
+        when_empty="no GPU",
     )
 
 
@@ -172,6 +174,7 @@ def memory() -> AnyPanel:
         ],
         Help("Good: flat after start-up, with room under the total (dashed)."),
         overrides=[Override("total$", color=colors.MUTED, dashed=True, in_legend=False)],
+        when_empty="no GPU",
     )
 
 
@@ -187,6 +190,7 @@ def dram_active() -> AnyPanel:
             runbook="GpuStarvedUnderLoad",
         ),
         maximum=1,
+        when_empty="no GPM counters",
     )
 
 
@@ -200,6 +204,7 @@ def process_memory() -> AnyPanel:
             "Good: the programs that you expect, each at its usual size. Another one beside them "
             "takes compute, too. Empty: nothing runs, or the driver does not tell.",
         ),
+        when_empty="no process known",
     )
 
 
@@ -214,6 +219,7 @@ def pcie_in() -> AnyPanel:
             "High while the GPU idles: inputs are copied in pieces, or from pageable memory.",
             runbook="GpuStarvedUnderLoad",
         ),
+        when_empty="no GPU",
     )
 
 
@@ -224,6 +230,7 @@ def pcie_out() -> AnyPanel:
         units.BytesPerSecondSI,
         _pcie("gpu_pcie_transmit_bytes_total", "gpu_pcie_transmit_bytes_per_second"),
         Help("Good: below host to GPU, for a service that returns less than it takes."),
+        when_empty="no GPU",
     )
 
 
@@ -239,6 +246,7 @@ def clocks() -> AnyPanel:
         ],
         Help("Good: near the maximum (dashed) under load. An idle GPU lowers its clock."),
         overrides=[Override("maximum$", color=colors.MUTED, dashed=True, in_legend=False)],
+        when_empty="no GPU",
     )
 
 
@@ -255,6 +263,7 @@ def throttled() -> AnyPanel:
         ),
         maximum=1,
         legend_on_right=True,
+        when_empty="not counted by this driver",
     )
 
 
@@ -269,6 +278,7 @@ def power() -> AnyPanel:
         ],
         Help("Good: below the limit (dashed). At the limit the clock goes down."),
         overrides=[Override("limit$", color=colors.MUTED, dashed=True, in_legend=False)],
+        when_empty="no GPU",
     )
 
 
@@ -279,6 +289,7 @@ def temperature() -> AnyPanel:
         units.Celsius,
         [Query(selected(f"gpu_temperature_celsius{{{HOST}}}"), f"{GPU_LEGEND} {{{{sensor}}}}")],
         Help("Good: below 80 °C, and level under steady load."),
+        when_empty="no GPU",
     )
 
 
@@ -293,6 +304,7 @@ def age() -> AnyPanel:
             "while a GPU does not answer, until its series stop.",
             runbook="SignalMissing",
         ),
+        when_empty="no GPU",
     )
 
 
@@ -312,6 +324,7 @@ def nvml_errors() -> AnyPanel:
             "cannot be true and was not published. Empty: no call ever failed.",
             runbook="SignalMissing",
         ),
+        when_empty="no call ever failed",
     )
 
 
@@ -329,6 +342,7 @@ def hardware_errors() -> AnyPanel:
             Query(selected(replays), f"{GPU_LEGEND} PCIe replays"),
         ],
         Help("Good: none. Any uncorrected ECC error or XID 48, 63, 79: replace the GPU."),
+        when_empty="nothing ever failed",
     )
 
 

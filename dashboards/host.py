@@ -247,6 +247,7 @@ def pressure() -> AnyPanel:
             "Empty: the kernel has PSI switched off.",
         ),
         overrides=[Override(f"{name}$", color=color) for name, color in colors.PRESSURE.items()],
+        when_empty="PSI is switched off",
     )
 
 
@@ -277,6 +278,7 @@ def disk_reads() -> AnyPanel:
         units.BytesPerSecondSI,
         [Query(rate("host_disk_read_bytes_total", HOST), "{{host}} {{device}}")],
         Help("Good: quiet while serving. Reads then are models or data that did not stay cached."),
+        when_empty="no disk",
     )
 
 
@@ -287,6 +289,7 @@ def disk_writes() -> AnyPanel:
         units.BytesPerSecondSI,
         [Query(rate("host_disk_written_bytes_total", HOST), "{{host}} {{device}}")],
         Help("Good: even. Bursts are checkpoints or logs, and can stall who logs synchronously."),
+        when_empty="no disk",
     )
 
 
@@ -301,6 +304,7 @@ def disk_busy() -> AnyPanel:
             "100 % may still have room, a single disk has none.",
         ),
         maximum=1,
+        when_empty="no disk",
     )
 
 

@@ -71,11 +71,12 @@ def firing() -> AnyPanel:
         f'count(ALERTS{{alertstate="firing",{ALERTS_SHOWN}}}) or {ZERO_WHILE_ALERTING_WORKS}',
         Help(
             "Good: 0. Symptoms and broken monitoring that fire now. "
-            "`alerting is down` means that the Watchdog does not fire: no rule is evaluated.",
+            "`no rules` means that the Watchdog does not fire: no rule is evaluated.",
             runbook="Watchdog",
         ),
         steps=[(colors.GOOD, None), (colors.BAD, 1)],
-        when_absent="alerting is down",
+        when_absent="no rules",
+        absent_color=colors.BAD,
         filled=True,
         decimals=0,
     )
@@ -153,7 +154,7 @@ def tail() -> AnyPanel:
             runbook="LatencyTailDivergence",
         ),
         steps=[(colors.GOOD, None), (colors.WARN, TAIL_RATIO * 0.75), (colors.BAD, TAIL_RATIO)],
-        when_absent="too few requests",
+        when_absent="too few",
         decimals=1,
     )
 
@@ -227,15 +228,20 @@ def causes() -> AnyPanel:
         f"label_replace({ZERO_WHILE_ALERTING_WORKS}, "
         f'"title", "No known cause is active", "", "") unless on () ({active})'
     )
+    unwatched = (
+        'label_replace(vector(1), "title", "No rule is evaluated: alerting is down", "", "")'
+        f" unless on () ({ZERO_WHILE_ALERTING_WORKS})"
+    )
     return names(
         "Likely causes",
         [
             Query(f"max by (service, title) ({active})", "{{service}}: {{title}}", now=True),
             Query(none, "{{title}}", now=True),
+            Query(unwatched, "{{title}}", now=True),
         ],
         Help(
             "Good: none. Each tile is a cause whose signal is present now, also while no symptom "
-            "fires: then it is a warning. Empty: no rule is evaluated.",
+            "fires: then it is a warning.",
             runbook="GpuStarvedUnderLoad",
         ),
         steps=[("dark-green", None), ("dark-orange", 1)],
@@ -265,6 +271,7 @@ def latency() -> AnyPanel:
             Override("SLO$", color=colors.LIMIT, dashed=True),
         ],
         links=[TO_REQUEST_PATH],
+        when_empty="no traffic",
     )
 
 
@@ -308,6 +315,7 @@ def failures() -> AnyPanel:
         overrides=named(colors.ERRORS),
         stacked=True,
         limits=[("transparent", None), (colors.LIMIT, ERROR_BUDGET)],
+        when_empty="no traffic",
     )
 
 
@@ -329,6 +337,7 @@ def gpu() -> AnyPanel:
         overrides=[Override("^SM active", color="text", dashed=True)],
         maximum=1,
         links=[TO_GPU],
+        when_empty="no GPU",
     )
 
 
@@ -347,6 +356,7 @@ def gpu_memory() -> AnyPanel:
         ),
         overrides=[Override("total$", color=colors.MUTED, dashed=True, in_legend=False)],
         links=[TO_GPU],
+        when_empty="no GPU",
     )
 
 

@@ -22,6 +22,7 @@ from dashboards.sdk import (
     table,
     text,
     timeseries,
+    units,
 )
 
 AnyPanel = (
@@ -42,6 +43,15 @@ PanelT = TypeVar(
     heatmap.Panel,
     statetimeline.Panel,
 )
+
+# How far an axis reaches at least: a line of zeros would be drawn against 0 to 100.
+SOFT_MAXIMUM = {
+    units.PercentUnit: 0.05,
+    units.RequestsPerSecond: 1,
+    units.Short: 5,
+    units.BytesPerSecondSI: 1000,
+    units.CountsPerSecond: 1,
+}
 
 DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -114,6 +124,8 @@ class Override:
         if self.right_axis_unit:
             properties.append(("custom.axisPlacement", "right"))
             properties.append(("unit", self.right_axis_unit))
+            soft_maximum = SOFT_MAXIMUM.get(self.right_axis_unit, 0)
+            properties.append(("custom.axisSoftMax", soft_maximum))
         panel.override_by_regexp(
             f"/{self.names}/", [model.DynamicConfigValue(name, value) for name, value in properties]
         )
@@ -159,9 +171,9 @@ def values(names: Mapping[int, tuple[str, str]]) -> list[model.ValueMapping]:
     return [model.ValueMap(options=options)]
 
 
-def absent(text: str) -> list[model.ValueMapping]:
+def absent(text: str, color: str) -> list[model.ValueMapping]:
     """Return the mapping that shows text where there is no number."""
-    result = model.ValueMappingResult(text=text, color=colors.MUTED)
+    result = model.ValueMappingResult(text=text, color=color)
     match = model.SpecialValueMatch.NULL_AND_NAN
     options = model.DashboardSpecialValueMapOptions(match=match, result=result)
     return [model.SpecialValueMap(options=options)]
@@ -179,6 +191,7 @@ def graph(
     limits: Steps = (),
     legend_on_right: bool = False,
     links: Sequence[dashboard.DashboardLink] = (),
+    when_empty: str = "",
 ) -> timeseries.Panel:
     """Return lines over time from 0 up; `limits` are drawn as dashed lines."""
     panel = timeseries.Panel().min(0).line_width(1.5).span_nulls(False)
@@ -197,6 +210,10 @@ def graph(
         panel.line_width(0).fill_opacity(70).gradient_mode(common_model.GraphGradientMode.NONE)
     if maximum is not None:
         panel.max(maximum)
+    elif unit in SOFT_MAXIMUM:
+        panel.axis_soft_max(SOFT_MAXIMUM[unit])
+    if when_empty:
+        panel.no_value(when_empty)
     if limits:
         panel.thresholds(thresholds(limits))
         panel.thresholds_style(
@@ -217,6 +234,7 @@ def number(
     *,
     steps: Steps = ((colors.CALM, None),),
     when_absent: str = "no data",
+    absent_color: str = colors.MUTED,
     filled: bool = False,
     decimals: int | None = None,
 ) -> stat.Panel:
@@ -233,7 +251,7 @@ def number(
     )
     panel.text(common.VizTextDisplayOptions().value_size(34))
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
-    panel.mappings(absent(when_absent)).no_value(when_absent)
+    panel.mappings(absent(when_absent, absent_color)).no_value(when_absent)
     if decimals is not None:
         panel.decimals(decimals)
     _describe(panel, title, about, [Query(expr, now=True)])

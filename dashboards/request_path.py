@@ -176,6 +176,7 @@ def stage_seconds() -> AnyPanel:
         ),
         overrides=named(colors.STAGES),
         stacked=True,
+        when_empty="no traffic",
     )
 
 
@@ -204,6 +205,7 @@ def stage_shares(slow: str) -> AnyPanel:
         overrides=named(colors.STAGES),
         stacked=True,
         maximum=1,
+        when_empty={"true": "no request over the SLO", "false": "no traffic"}[slow],
     )
 
 
@@ -227,6 +229,7 @@ def latency() -> AnyPanel:
             Override("TP50$", color=colors.TP50),
             Override("SLO$", color=colors.LIMIT, dashed=True),
         ],
+        when_empty="no traffic",
     )
 
 
@@ -295,6 +298,7 @@ def depth() -> AnyPanel:
             "Empty: the service has no queue instrument.",
             runbook="QueueBeyondTimeout",
         ),
+        when_empty="no queue instrument",
     )
 
 
@@ -314,6 +318,7 @@ def queue_wait() -> AnyPanel:
             runbook="QueueBeyondTimeout",
         ),
         overrides=[Override("TP99$", color=colors.TP99), Override("TP50$", color=colors.TP50)],
+        when_empty="nobody waited",
     )
 
 
@@ -350,6 +355,7 @@ def rejects() -> AnyPanel:
             runbook="ErrorBudgetFastBurn",
         ),
         stacked=True,
+        when_empty="no queue instrument",
     )
 
 
@@ -387,6 +393,7 @@ def other_stages() -> AnyPanel:
             runbook="LatencyTailDivergence",
         ),
         overrides=named(colors.STAGES),
+        when_empty="no other stages",
     )
 
 
@@ -409,6 +416,7 @@ def gpu_active() -> AnyPanel:
             Override("utilisation$", color=colors.CALM, dashed=True),
         ],
         maximum=1,
+        when_empty="no GPU known",
     )
 
 
@@ -441,6 +449,7 @@ def loop_lost() -> AnyPanel:
             runbook="LatencyTailDivergence",
         ),
         limits=[("transparent", None), (colors.LIMIT, PAUSE_SHARE)],
+        when_empty="no event loop",
     )
 
 
@@ -458,6 +467,7 @@ def loop_lag() -> AnyPanel:
             "Good: below 50 ms. Every request in flight waits this long at once.",
             runbook="LatencyTailDivergence",
         ),
+        when_empty="no event loop",
     )
 
 
