@@ -3,7 +3,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def stubs(folder: Path, *services: str) -> Iterator[Running]:
-    command = [sys.executable, "-m", "tests.stack.stub_stack", *services]
+def stubs(folder: Path, *services: str, prefix: Sequence[str] = ()) -> Iterator[Running]:
+    command = [*prefix, sys.executable, "-m", "tests.stack.stub_stack", *services]
     with running(
         command, folder, PYTHONPATH=str(ROOT), INTERRUPTED=str(folder / "interrupted")
     ) as run:
@@ -63,6 +63,17 @@ def test_a_signal_while_starting_stops_everything_with_its_code(
         assert "starting slow ... stopped" in run.output
 
 
+def test_a_hangup_is_ignored_where_the_caller_ignores_it(tmp_path: Path) -> None:
+    """As under nohup(1)."""
+    with stubs(tmp_path, "quick", prefix=["env", "--ignore-signal=HUP"]) as run:
+        pids(run)
+        run.send(signal.SIGHUP)
+        time.sleep(0.5)  # a signal that does nothing leaves nothing to wait for
+        assert run.survivors()
+        run.send(signal.SIGTERM)
+        assert run.exit_code() == 0
+
+
 def test_no_moment_of_the_start_leaves_anything(tmp_path: Path) -> None:
     delays = [0.05 * step for step in range(24)]
     with contextlib.ExitStack() as stack:
@@ -98,9 +109,10 @@ def test_a_service_that_fails_to_start_shows_its_last_lines(tmp_path: Path) -> N
         run.assert_nothing_left()
         _, after = run.output.split("starting broken ... ")
         assert "starting slow" not in after
-        failed, title, first, second, error = after.splitlines()
+        failed, title, first, second, stopping, error = after.splitlines()
         assert (failed, title) == ("failed", "the last lines of broken:")
         assert (first, second) == ("    first", "    the disk is full")
+        assert stopping == "stopping"
         assert error.startswith("error: broken (pid ")
         assert error.endswith("ended with exit code 1")
 

@@ -91,6 +91,9 @@ class Supervisor:
     def stop(self) -> None:
         """Stop every child, the last started first; a second signal makes it at once."""
         running = [child for child in reversed(self._children) if child.ending() is None]
+        if running:
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self._console.line("stopping")
         for child in running:
             child.terminate()
         deadline = time.monotonic() + _STOP_WITHIN_SECONDS
