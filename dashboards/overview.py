@@ -19,23 +19,23 @@ from dashboards.panels import (
     states,
 )
 from dashboards.promql import (
-    ALERTS_SHOWN,
     ERRORS,
     GPU_LEGEND,
     HOST,
     SERVICE,
+    SYMPTOMS,
     ZERO_WHILE_ALERTING_WORKS,
     per_gpu,
     quantile,
     rate,
 )
 from dashboards.sdk import units
+from dashboards.service_numbers import requests, tp99, waiting
 from dashboards.thresholds import (
     ERROR_BUDGET,
     FAST_BURN,
     FAST_BURN_ERRORS,
     HOT_THREAD,
-    QUEUE_DEPTH,
     TAIL_RATIO,
     WAITING,
 )
@@ -68,7 +68,7 @@ def firing() -> AnyPanel:
     return number(
         "Firing now",
         units.NoUnit,
-        f'count(ALERTS{{alertstate="firing",{ALERTS_SHOWN}}}) or {ZERO_WHILE_ALERTING_WORKS}',
+        f'count(ALERTS{{alertstate="firing",{SYMPTOMS}}}) or {ZERO_WHILE_ALERTING_WORKS}',
         Help(
             "Good: 0. Symptoms and broken monitoring that fire now. "
             "`no rules` means that the Watchdog does not fire: no rule is evaluated.",
@@ -79,16 +79,6 @@ def firing() -> AnyPanel:
         absent_color=colors.BAD,
         filled=True,
         decimals=0,
-    )
-
-
-def requests() -> AnyPanel:
-    """Return the request rate."""
-    return number(
-        "Requests",
-        units.RequestsPerSecond,
-        f"sum({rate('inference_requests_total', SERVICE)})",
-        Help("Good: the usual for this hour. All outcomes, rejected requests included."),
     )
 
 
@@ -127,21 +117,6 @@ def tp50() -> AnyPanel:
     )
 
 
-def tp99() -> AnyPanel:
-    """Return the 99th percentile of latency."""
-    return number(
-        "TP99",
-        units.Seconds,
-        quantile(0.99, "inference_request_duration_seconds", SERVICE),
-        Help(
-            "Good: below the SLO. One admitted request in a hundred is slower than this.",
-            runbook="LatencyTailDivergence",
-        ),
-        steps=[(colors.TP99, None)],
-        when_absent="no traffic",
-    )
-
-
 def tail() -> AnyPanel:
     """Return TP99/TP50 of the worst route."""
     return number(
@@ -156,21 +131,6 @@ def tail() -> AnyPanel:
         steps=[(colors.GOOD, None), (colors.WARN, TAIL_RATIO * 0.75), (colors.BAD, TAIL_RATIO)],
         when_absent="too few",
         decimals=1,
-    )
-
-
-def waiting() -> AnyPanel:
-    """Return the number of requests that wait."""
-    return number(
-        "Waiting",
-        units.NoUnit,
-        f"sum(service:requests_waiting:sum{{{SERVICE}}})",
-        Help(
-            f"Good: below {WAITING:g}. Requests in a queue; in flight where a service has none.",
-            runbook="QueueBeyondTimeout",
-        ),
-        steps=[(colors.GOOD, None), (colors.WARN, WAITING), (colors.BAD, QUEUE_DEPTH)],
-        decimals=0,
     )
 
 
@@ -194,7 +154,7 @@ def gpu_busy() -> AnyPanel:
 
 def alerts() -> AnyPanel:
     """Return the alerts over time."""
-    shown = ALERTS_SHOWN
+    shown = SYMPTOMS
     ranked = (
         f'ALERTS{{alertstate="pending",{shown}}}'
         f' or 2 * ALERTS{{alertstate="firing",severity!="critical",{shown}}}'

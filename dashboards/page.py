@@ -8,7 +8,7 @@ from typing import Any
 
 from dashboards.layout import Section, place
 from dashboards.panels import DATASOURCE
-from dashboards.promql import ALERTS_SHOWN
+from dashboards.promql import ALL_SYMPTOMS, SYMPTOMS
 from dashboards.sdk import JSONEncoder, dashboard, model
 
 PAGES = {  # uid -> title, in the order of the links
@@ -24,8 +24,6 @@ SERVICE_VARIABLE = ("service", "Service", "label_values(inference_requests_in_fl
 HOST_VARIABLE = ("host", "Host", "label_values(host_load1, host)")
 GPU_HOST_VARIABLE = ("host", "Host", "label_values(nvml_up, host)")
 GPU_VARIABLE = ("gpu", "GPU", 'label_values(gpu_info{host=~"$host"}, index)')
-
-_PLACEMENT = "placement"
 
 
 def page(
@@ -52,7 +50,7 @@ def page(
         .time("now-30m", "now")
         .refresh("10s")
         .with_variable(_datasource_variable())
-        .annotation(_symptoms_begin())
+        .annotation(_symptoms_begin(SYMPTOMS if SERVICE_VARIABLE in variables else ALL_SYMPTOMS))
     )
     for name, label, query in variables:
         board.with_variable(_list_variable(name, label, query))
@@ -89,8 +87,8 @@ def _page_link(uid: str, title: str) -> dashboard.DashboardLink:
     return link.url(f"/d/{uid}").icon("dashboard").keep_time(True).include_vars(True)
 
 
-def _symptoms_begin() -> dashboard.AnnotationQuery:
-    firing = f'ALERTS{{alertstate="firing",{ALERTS_SHOWN}}}'
+def _symptoms_begin(alerts: str) -> dashboard.AnnotationQuery:
+    firing = f'ALERTS{{alertstate="firing",{alerts}}}'
     return (
         dashboard.AnnotationQuery()
         .name("Symptoms begin")
@@ -116,7 +114,7 @@ def _without_placement(node: Any) -> Any:
         return {
             key: _without_placement(value)
             for key, value in node.items()
-            if (key, value) != (_PLACEMENT, "inControlsMenu")
+            if (key, value) != ("placement", "inControlsMenu")
         }
     if isinstance(node, list):
         return [_without_placement(item) for item in node]

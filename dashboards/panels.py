@@ -20,7 +20,6 @@ from dashboards.sdk import (
     stat,
     statetimeline,
     table,
-    text,
     timeseries,
     units,
 )
@@ -32,7 +31,6 @@ AnyPanel = (
     | table.Panel
     | heatmap.Panel
     | statetimeline.Panel
-    | text.Panel
 )
 PanelT = TypeVar(
     "PanelT",
@@ -162,7 +160,7 @@ def page_link(title: str, uid: str, variable: str) -> dashboard.DashboardLink:
     return link(title, f"/d/{uid}?{chosen}&${{__url_time_range}}")
 
 
-def values(names: Mapping[int, tuple[str, str]]) -> list[model.ValueMapping]:
+def value_texts(names: Mapping[int, tuple[str, str]]) -> list[model.ValueMapping]:
     """Return mappings value -> (text, colour)."""
     options = {
         str(value): model.ValueMappingResult(text=label, color=color, index=index)
@@ -309,7 +307,7 @@ def states(
     links: Sequence[dashboard.DashboardLink] = (),
 ) -> statetimeline.Panel:
     """Return one bar per series over time, coloured by value -> (text, colour)."""
-    panel = statetimeline.Panel().mappings(values(mappings)).merge_values(True)
+    panel = statetimeline.Panel().mappings(value_texts(mappings)).merge_values(True)
     panel.row_height(0.8).fill_opacity(85).line_width(0)
     panel.show_value(common_model.VisibilityMode.NEVER)
     panel.color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
@@ -389,11 +387,6 @@ def listing(
         ],
     )
     return panel.unit("none")
-
-
-def note(markdown: str) -> text.Panel:
-    """Return a text panel without a frame."""
-    return text.Panel().content(markdown).transparent(True)
 
 
 def _describe(panel: PanelT, title: str, about: Help, queries: Sequence[Query]) -> None:

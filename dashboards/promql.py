@@ -6,9 +6,10 @@ SERVICE = 'service=~"$service"'
 HOST = 'host=~"$host"'
 ERRORS = 'outcome=~"error|error_midstream|timeout|rejected"'
 
-# Alerts about a target or the pipeline carry no service: they are shown whatever is selected.
 # The Watchdog, which always fires, has severity info.
-ALERTS_SHOWN = 'role=~"symptom|meta",severity!="info",service=~"$service|"'
+ALL_SYMPTOMS = 'role=~"symptom|meta",severity!="info"'
+# Alerts about a target or the pipeline carry no service: they are shown whatever is selected.
+SYMPTOMS = f'{ALL_SYMPTOMS},service=~"$service|"'
 # 0 while the always-firing Watchdog proves that rules are evaluated; absent otherwise, so that
 # a dead rule engine never reads as "nothing fires".
 ZERO_WHILE_ALERTING_WORKS = '0 * count(ALERTS{alertname="Watchdog",alertstate="firing"})'

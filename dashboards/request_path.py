@@ -17,7 +17,8 @@ from dashboards.panels import (
 )
 from dashboards.promql import SERVICE, quantile, rate
 from dashboards.sdk import units
-from dashboards.thresholds import ERROR_BUDGET, PAUSE_SHARE, QUEUE_DEPTH, WAITING
+from dashboards.service_numbers import requests, tp99, waiting
+from dashboards.thresholds import ERROR_BUDGET, PAUSE_SHARE
 
 UID = "tailwatch-request-path"
 
@@ -78,16 +79,6 @@ POSTPROCESS = Help(
 )
 
 
-def requests() -> AnyPanel:
-    """Return the request rate."""
-    return number(
-        "Requests",
-        units.RequestsPerSecond,
-        f"sum({rate('inference_requests_total', SERVICE)})",
-        Help("Good: the usual for this hour. All outcomes, rejected requests included."),
-    )
-
-
 def in_flight() -> AnyPanel:
     """Return requests being served."""
     return number(
@@ -113,21 +104,6 @@ def oldest() -> AnyPanel:
     )
 
 
-def waiting() -> AnyPanel:
-    """Return the requests that wait in queues."""
-    return number(
-        "Waiting",
-        units.Short,
-        f"sum(service:requests_waiting:sum{{{SERVICE}}})",
-        Help(
-            f"Good: below {WAITING:g}. Requests in a queue; in flight where a service has none.",
-            runbook="QueueBeyondTimeout",
-        ),
-        steps=[(colors.GOOD, None), (colors.WARN, WAITING), (colors.BAD, QUEUE_DEPTH)],
-        decimals=0,
-    )
-
-
 def rejected() -> AnyPanel:
     """Return the share of requests that were turned away."""
     turned_away = rate("inference_outcomes_total", f'outcome="rejected",{SERVICE}')
@@ -144,18 +120,6 @@ def rejected() -> AnyPanel:
         steps=[(colors.GOOD, None), (colors.WARN, ERROR_BUDGET), (colors.BAD, 10 * ERROR_BUDGET)],
         when_absent="no traffic",
         decimals=1,
-    )
-
-
-def tp99() -> AnyPanel:
-    """Return the 99th percentile of latency."""
-    return number(
-        "TP99",
-        units.Seconds,
-        quantile(0.99, DURATION, SERVICE),
-        Help("Good: below the SLO.", runbook="LatencyTailDivergence"),
-        steps=[(colors.TP99, None)],
-        when_absent="no traffic",
     )
 
 

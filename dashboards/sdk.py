@@ -19,7 +19,6 @@ with warnings.catch_warnings():
         stat,
         statetimeline,
         table,
-        text,
         timeseries,
     )
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -43,7 +42,6 @@ __all__ = [
     "stat",
     "statetimeline",
     "table",
-    "text",
     "timeseries",
     "units",
 ]

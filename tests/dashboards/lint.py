@@ -93,6 +93,20 @@ def variables(dashboard: Json) -> Iterator[str]:
             yield f"variable {one['name']} hangs on instance, which a restart changes"
 
 
+def undefined(dashboard: Json) -> Iterator[str]:
+    """What a query takes from a variable is defined on the page: else `$x` is matched literally."""
+    listed = dashboard.get("templating", {}).get("list", [])
+    known = {one["name"] for one in listed} | {name.strip("$") for name in expressions.MACROS}
+    queries = [(panel["title"], query.get("expr", "")) for panel, query in queried(dashboard)]
+    annotations = dashboard.get("annotations", {}).get("list", [])
+    queries += [(one["name"], one.get("expr", "")) for one in annotations]
+    queries += [(one["name"], one["query"]) for one in listed if one["type"] == "query"]
+    for place, text in queries:
+        for name in re.findall(r"\$\{?(\w+)", text):
+            if name not in known:
+                yield f"{place}: ${name} is not a variable of this page"
+
+
 def datasources(dashboard: Json) -> Iterator[str]:
     """Everything is asked of the data source variable."""
     asked = [*dashboard.get("annotations", {}).get("list", [])]
@@ -219,6 +233,7 @@ def averages(tree: promql_parser.Expr) -> Iterator[str]:
 RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     the_page,
     variables,
+    undefined,
     datasources,
     panel_manners,
     placement,

@@ -92,6 +92,10 @@ def test_a_good_dashboard_has_no_problems() -> None:
             "service: data source 'P1809F7CD0C75ACF3' instead of the variable",
         ),
         (
+            board(annotations={"list": [{"name": "Firing", "expr": 'ALERTS{host="$host"}'}]}),
+            "Firing: $host is not a variable of this page",
+        ),
+        (
             board(annotations={"list": [{"name": "Deploys", "datasource": {"uid": "grafana"}}]}),
             "Deploys: data source 'grafana' instead of the variable",
         ),
@@ -204,6 +208,6 @@ def test_every_rule_has_a_bad_dashboard() -> None:
     def lines(rule: Callable[[lint.Json], Any], bad: lint.Json) -> int:
         return len(list(rule(bad)))
 
-    worst = board(panel(id=0, type="graph", datasource={}), asking("a_total"), uid="")
+    worst = board(panel(id=0, type="graph", datasource={}), asking("a_total + $x"), uid="")
     worst["templating"]["list"][1]["refresh"] = 0
     assert all(lines(rule, worst) for rule in lint.RULES)
