@@ -13,16 +13,18 @@ STEP = 15
 
 @dataclass(frozen=True)
 class Ramp:
-    """A series: its value as a function of the seconds since START."""
+    """A series: its value, or None for no sample, as a function of the seconds since START."""
 
     name: str
     labels: Mapping[str, str]
-    value: Callable[[float], float]
+    value: Callable[[float], float | None]
 
     def lines(self) -> Iterable[str]:
         pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in self.labels.items())
         for time in range(START, END + 1, STEP):
-            yield f"{self.name}{{{pairs}}} {self.value(time - START)!r} {time}\n"
+            value = self.value(time - START)
+            if value is not None:
+                yield f"{self.name}{{{pairs}}} {value!r} {time}\n"
 
 
 def write(ramps: Iterable[Ramp]) -> str:

@@ -50,9 +50,7 @@ def create_app(settings: ViewerSettings) -> Starlette:
     """
     index = settings.dist / "index.html"
     if not index.is_file():
-        raise TailwatchError(
-            f"{settings.dist}: the viewer's bundle is not built: run `make viewer`"
-        )
+        raise TailwatchError(f"no viewer bundle in {settings.dist}: run `make viewer` to build it")
     settings.dashboards.all()
     client = settings.prometheus.client()
 

@@ -1,6 +1,7 @@
 import { cp } from 'node:fs/promises';
 import react from '@vitejs/plugin-react';
-import { defineConfig, type Plugin } from 'vite';
+import type { Plugin } from 'vite';
+import { defineConfig } from 'vitest/config';
 
 const OUT = '../dist';
 const MODULES = 'node_modules';
@@ -53,5 +54,11 @@ export default defineConfig({
     emptyOutDir: true,
     license: { fileName: 'licenses.md' },
     chunkSizeWarningLimit: 10_000,
+  },
+  test: {
+    // Node cannot load the ES modules of @grafana/data: they name exports of CommonJS ones.
+    alias: {
+      '@grafana/data': `${import.meta.dirname}/${MODULES}/@grafana/data/dist/cjs/index.cjs`,
+    },
   },
 });

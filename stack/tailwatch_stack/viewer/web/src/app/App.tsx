@@ -6,6 +6,7 @@ import { LoadedDashboardPage } from './LoadedDashboardPage';
 import { ModeContext } from './ModeContext';
 import { PageHeader } from './PageHeader';
 import { RunbookPage } from './RunbookPage';
+import { RunbooksPage } from './RunbooksPage';
 import { type Route, routeOf } from './routes';
 import { initialMode, type Mode, rememberMode, themeFor } from './theme';
 
@@ -42,6 +43,8 @@ function Page({ route }: { route: Route }) {
       return <IndexPage />;
     case 'dashboard':
       return <LoadedDashboardPage uid={route.uid} />;
+    case 'runbooks':
+      return <RunbooksPage />;
     case 'runbook':
       return <RunbookPage alert={route.alert} />;
     case 'unknown':

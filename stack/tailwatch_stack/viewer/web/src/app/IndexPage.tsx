@@ -2,6 +2,7 @@ import { Alert, Card, useTheme2 } from '@grafana/ui';
 import { useCallback, useEffect, useState } from 'react';
 import { messageOf } from '../dashboard/usePanelData';
 import { queryInstant, type Series } from '../prometheus/client';
+import { PageBody } from './PageBody';
 import { PageHeader } from './PageHeader';
 import { fetchDashboards } from './server';
 import { useLoaded } from './useLoaded';
@@ -16,9 +17,7 @@ export function IndexPage() {
   return (
     <>
       <PageHeader title="Dashboards" />
-      <main
-        style={{ maxWidth: 880, margin: `${theme.spacing(2)} auto`, padding: theme.spacing(0, 2) }}
-      >
+      <PageBody>
         <FiringSymptoms />
         {error && <Alert title={error} severity="error" />}
         {dashboards?.map(({ uid, title, description }) => (
@@ -27,7 +26,10 @@ export function IndexPage() {
             <Card.Description>{description}</Card.Description>
           </Card>
         ))}
-      </main>
+        <a href="/runbooks" style={{ color: theme.colors.text.link }}>
+          All runbooks
+        </a>
+      </PageBody>
     </>
   );
 }

@@ -5,6 +5,8 @@ import { ModeContext } from './ModeContext';
 
 interface PageHeaderProps {
   title: string;
+  /** The page above this one, if that is not the index. */
+  parent?: { title: string; url: string };
   /** Where a person can go from here. */
   dashboards?: DashboardSummary[];
   /** The uid of the dashboard shown. */
@@ -12,7 +14,7 @@ interface PageHeaderProps {
   children?: ReactNode;
 }
 
-export function PageHeader({ title, dashboards = [], current, children }: PageHeaderProps) {
+export function PageHeader({ title, parent, dashboards = [], current, children }: PageHeaderProps) {
   const theme = useTheme2();
   const { mode, setMode } = useContext(ModeContext);
   useEffect(() => {
@@ -45,6 +47,14 @@ export function PageHeader({ title, dashboards = [], current, children }: PageHe
         tailwatch
       </a>
       <span style={{ color: theme.colors.text.secondary }}>/</span>
+      {parent && (
+        <>
+          <a href={parent.url} style={{ color: theme.colors.text.secondary }}>
+            {parent.title}
+          </a>
+          <span style={{ color: theme.colors.text.secondary }}>/</span>
+        </>
+      )}
       {dashboards.length > 0 ? (
         <Dropdown overlay={menu} placement="bottom-start">
           <ToolbarButton variant="canvas" isOpen={false}>

@@ -10,13 +10,13 @@ export function RunbookPage({ alert }: { alert: string }) {
   const { value, error } = useLoaded(useCallback(() => fetchRunbook(alert), [alert]));
   return (
     <>
-      <PageHeader title={alert} />
+      <PageHeader title={alert} parent={{ title: 'Runbooks', url: '/runbooks' }} />
       {error && <Alert title={error} severity="error" />}
       {value !== undefined && (
         <main
-          className="markdown-html"
+          className="markdown-html runbook"
           style={{
-            maxWidth: 880,
+            maxWidth: 1100,
             margin: `${theme.spacing(2)} auto`,
             padding: theme.spacing(3, 4),
             lineHeight: 1.6,

@@ -1,6 +1,7 @@
 export type Route =
   | { page: 'index' }
   | { page: 'dashboard'; uid: string }
+  | { page: 'runbooks' }
   | { page: 'runbook'; alert: string }
   | { page: 'unknown'; path: string };
 
@@ -13,6 +14,9 @@ export function routeOf(path: string): Route {
   const runbook = /^\/runbooks\/([^/]+)\/?$/.exec(path);
   if (runbook) {
     return { page: 'runbook', alert: decodeURIComponent(runbook[1]!) };
+  }
+  if (/^\/runbooks\/?$/.test(path)) {
+    return { page: 'runbooks' };
   }
   return path === '/' ? { page: 'index' } : { page: 'unknown', path };
 }

@@ -19,6 +19,11 @@ export function fetchDashboard(uid: string): Promise<Dashboard> {
   return get(`/api/dashboards/${encodeURIComponent(uid)}`);
 }
 
+/** The alerts that have a runbook. */
+export function fetchRunbooks(): Promise<string[]> {
+  return get('/api/runbooks');
+}
+
 /** The runbook's Markdown. */
 export async function fetchRunbook(alert: string): Promise<string> {
   return (await get<{ markdown: string }>(`/api/runbooks/${encodeURIComponent(alert)}`)).markdown;

@@ -1,5 +1,10 @@
 import { type DataFrame, EventBusSrv, type LinkModel, LoadingState } from '@grafana/data';
-import { PanelChrome, type PanelContext, PanelContextProvider } from '@grafana/ui';
+import {
+  PanelChrome,
+  type PanelContext,
+  PanelContextProvider,
+  SeriesVisibilityChangeMode,
+} from '@grafana/ui';
 import { useMemo, useState } from 'react';
 import { applyFieldOptions } from '../grafana/fields';
 import type { Panel } from '../model/dashboard';
@@ -46,7 +51,10 @@ function SupportedPanel({ panel, width, height, context }: PanelViewProps) {
       eventBus: new EventBusSrv(),
       sync: () => cursorSync,
       onToggleSeriesVisibility: (clicked, mode) =>
-        setShown((last) => toggleSeries(last, seriesNames(drawn), clicked, mode)),
+        setShown((last) => {
+          const isAdding = mode === SeriesVisibilityChangeMode.AppendToSelection;
+          return toggleSeries(last, seriesNames(drawn), clicked, isAdding);
+        }),
     }),
     [cursorSync, drawn],
   );

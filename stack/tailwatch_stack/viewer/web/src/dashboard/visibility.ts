@@ -1,18 +1,22 @@
 import { type DataFrame, FieldType, getFieldDisplayName } from '@grafana/data';
-import { SeriesVisibilityChangeMode } from '@grafana/ui';
 
 /** The series that a person singled out in the legend; undefined shows all. */
 export type Shown = ReadonlySet<string> | undefined;
 
-/** A click shows one series alone and a second click all again; with Ctrl it adds or removes one. */
+/**
+ * A click shows one series alone and a second click all again.
+ *
+ * @param clicked names in the legend, null for all
+ * @param isAdding whether the click, with Ctrl, only adds or removes
+ */
 export function toggleSeries(
   shown: Shown,
   all: string[],
   clicked: string | string[] | null,
-  mode: SeriesVisibilityChangeMode,
+  isAdding: boolean,
 ): Shown {
   const names = clicked === null ? all : [clicked].flat();
-  if (mode === SeriesVisibilityChangeMode.AppendToSelection) {
+  if (isAdding) {
     const next = new Set(shown ?? all);
     for (const name of names) {
       if (!next.delete(name)) {

@@ -9,7 +9,7 @@ export interface BucketRow {
   le: number;
   /** Lower bound: the next smaller bucket's `le`, or 0. */
   above: number;
-  /** Per instant of `times`: observations in this bucket alone, null where there is no sample. */
+  /** Per instant of `times`: observations in this bucket alone, null where it or the bucket below has no sample. */
   counts: Array<number | null>;
 }
 
@@ -35,11 +35,10 @@ export function perBucketCounts(buckets: Bucket[]): BucketGrid {
       le: upperBound(le),
       above: below ? upperBound(below.le) : 0,
       counts: times.map((time) => {
-        const value = points.get(time);
-        if (value === undefined || Number.isNaN(value)) {
-          return null;
-        }
-        return Math.max(0, value - (below?.points.get(time) ?? 0));
+        const value = points.get(time) ?? NaN;
+        const smaller = below ? (below.points.get(time) ?? NaN) : 0;
+        const count = value - smaller;
+        return Number.isNaN(count) ? null : Math.max(0, count);
       }),
     };
   });

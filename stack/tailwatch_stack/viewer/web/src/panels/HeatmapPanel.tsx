@@ -23,6 +23,7 @@ import {
 import { useMemo } from 'react';
 import type uPlot from 'uplot';
 import { type BucketGrid, perBucketCounts } from '../model/histogram';
+import { TIME_AXIS_PADDING } from './axes';
 import { colorRamp, DEFAULT_COLOR, type HeatmapColor } from './heatmapColors';
 import { NoData } from './NoData';
 import { optionsOf } from './options';
@@ -192,6 +193,7 @@ interface ConfigInput {
 function heatmapConfig(input: ConfigInput): UPlotConfigBuilder {
   const { grid, formatBound, range, timeZone, theme } = input;
   const config = new UPlotConfigBuilder(timeZone);
+  config.setPadding(TIME_AXIS_PADDING);
   config.addScale({
     scaleKey: 'x',
     isTime: true,

@@ -12,6 +12,7 @@ import { LegendDisplayMode, type VizLegendOptions } from '@grafana/schema';
 import { measureText, Tooltip, VizLayout, VizLegend } from '@grafana/ui';
 import { type Segment, toSegments } from '../model/segments';
 import { timeTicks } from '../model/ticks';
+import { LAST_TICK_WIDTH } from './axes';
 import { NoData } from './NoData';
 import { optionsOf } from './options';
 import type { PanelProps } from './props';
@@ -139,11 +140,10 @@ function Timeline({
   const barHeight = rowHeight * options.rowHeight;
   const opacity = (panel.fieldConfig?.defaults.custom?.fillOpacity ?? 70) / 100;
   const x = (time: number) => nameWidth + ((time - from) / (to - from)) * (width - nameWidth);
-  /** Whether a label of a few digits fits around the tick. */
-  const isInside = (time: number) => x(time) < width - 16;
+  const isInside = (time: number) => x(time) < width - LAST_TICK_WIDTH;
   const ticks = timeTicks(from, to, Math.max(2, Math.floor((width - nameWidth) / 90)));
   return (
-    <svg width={width} height={height} fontSize={FONT_SIZE}>
+    <svg width={width} height={height} fontSize={FONT_SIZE} letterSpacing={0}>
       {ticks.times.filter(isInside).map((time) => (
         <g key={time}>
           <line

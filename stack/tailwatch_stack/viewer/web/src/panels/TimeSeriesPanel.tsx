@@ -5,9 +5,10 @@ import {
   FieldType,
 } from '@grafana/data';
 import { LegendDisplayMode, TooltipDisplayMode, type VizLegendOptions } from '@grafana/schema';
-import { TimeSeries, TooltipPlugin2, usePanelContext } from '@grafana/ui';
+import { TimeSeries, TooltipPlugin2, type UPlotConfigBuilder, usePanelContext } from '@grafana/ui';
 import { useMemo, useRef } from 'react';
 import { AnnotationLayer } from './AnnotationLayer';
+import { TIME_AXIS_PADDING } from './axes';
 import { NoData } from './NoData';
 import type { PanelProps } from './props';
 import { SeriesTooltip } from './SeriesTooltip';
@@ -53,6 +54,7 @@ export function TimeSeriesPanel(props: PanelProps) {
     >
       {(config, aligned) => (
         <>
+          <RoomForLastTick config={config} />
           {tooltip.mode !== TooltipDisplayMode.None && (
             <TooltipPlugin2
               config={config}
@@ -90,6 +92,12 @@ export function TimeSeriesPanel(props: PanelProps) {
       )}
     </TimeSeries>
   );
+}
+
+/** Half of a time's label reaches beyond a plot that has no axis on the right. */
+function RoomForLastTick({ config }: { config: UPlotConfigBuilder }) {
+  config.setPadding(TIME_AXIS_PADDING);
+  return null;
 }
 
 function isSeries({ fields }: DataFrame): boolean {
