@@ -19,7 +19,8 @@ from tailwatch_stack.native.ports import ADDRESS
 from tailwatch_stack.native.processes import Service
 from tailwatch_stack.native.targets import local_target
 
-_PORTS = {**ports.STACK_PORTS, "demo": 12164, "webhook": 12165}
+PORTS = {**ports.STACK_PORTS, "demo": 12164, "webhook": 12165}
+MOST_GPUS = 8  # the demo service takes no more
 _PACKAGES = ("aiohttp", "httptools", "magika", "onnxruntime", "uvloop")  # the group `demo`
 _OVERVIEW = f"{stack.OVERVIEW}?var-service=content-type"
 
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="simulate N GPUs (default: 1 on a machine without a GPU, else 0)",
     )
-    ports.add_argument(parser, _PORTS)
+    ports.add_argument(parser, PORTS)
     stack.add_status_file_argument(parser)
 
 
@@ -42,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
     checkout = checkout_dir()
     if checkout is None:
         raise UsageError("runs from a checkout of tailwatch only: git clone it, then make demo")
-    service_ports = ports.parse(args.port, _PORTS)
+    service_ports = ports.parse(args.port, PORTS)
     gpus = _default_gpus() if args.simulate_gpu is None else args.simulate_gpu
-    if gpus < 0:
-        raise UsageError(f"--simulate-gpu {gpus}: expected 0 or more")
+    if not 0 <= gpus <= MOST_GPUS:
+        raise UsageError(f"--simulate-gpu {gpus}: expected 0 to {MOST_GPUS}")
     _check_fault(checkout, args.fault, gpus)
     _check_set_up(checkout, gpus)
     console = Console()

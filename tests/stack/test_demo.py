@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from demo import service, settings
 from tailwatch_stack import cli, demo
 from tailwatch_stack.native import loopback
 from tests.stack.running import free_ports, running, wait_until
@@ -29,7 +30,8 @@ NAMES = ("prometheus", "alertmanager", "exporter", "viewer", "demo", "webhook")
             ["--fault=overload", "--simulate-gpu=0"],
             "--fault overload needs a simulated GPU: add --simulate-gpu 1",
         ),
-        (["--simulate-gpu=-1"], "--simulate-gpu -1: expected 0 or more"),
+        (["--simulate-gpu=-1"], "--simulate-gpu -1: expected 0 to 8"),
+        (["--simulate-gpu=9"], "--simulate-gpu 9: expected 0 to 8"),
         (["--port=demo=9090"], "port 9090 is given to both prometheus and demo"),
     ],
 )
@@ -59,6 +61,12 @@ def test_a_mock_library_that_is_not_built_is_named(
         f"tailwatch demo: needs {tmp_path}/demo/nvml_mock/build/libnvidia-ml.so.1 "
         "for simulated GPUs: make mock\n"
     )
+
+
+def test_limits_and_ports_are_those_of_the_demo_s_own_programs() -> None:
+    assert demo.MOST_GPUS == service.MAX_GPUS
+    assert demo.PORTS["demo"] == settings.SERVICE_PORT
+    assert demo.PORTS["webhook"] == settings.WEBHOOK_PORT
 
 
 def post(url: str, body: Any) -> None:
