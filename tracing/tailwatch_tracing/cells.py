@@ -53,17 +53,6 @@ class HistogramCell:
         self.counts[bucket] += 1
         self.sum_ns += duration_ns
 
-    def forget(self, duration_ns: int) -> None:
-        """Take back one observation."""
-        self.counts[bisect_left(EDGES_NS, duration_ns)] -= 1
-        self.sum_ns -= duration_ns
-
-    def add(self, other: HistogramCell) -> None:
-        """Add another cell's observations to this one."""
-        for bucket, count in enumerate(other.counts):
-            self.counts[bucket] += count
-        self.sum_ns += other.sum_ns
-
     def keep_exemplar(
         self, duration_ns: int, trace_id: str, span_id: str, timestamp: float
     ) -> None:

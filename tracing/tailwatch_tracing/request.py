@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tailwatch_tracing import clock
 from tailwatch_tracing.cells import EDGES_NS, FIRST_EDGE_NS
 from tailwatch_tracing.routes import RouteTable, Scope
-from tailwatch_tracing.stages import Unit, credit_implicit
+from tailwatch_tracing.stages import Unit, credit_request
 
 if TYPE_CHECKING:
     from tailwatch_tracing.spans import RequestSpan
@@ -139,17 +139,17 @@ class Request(Unit):
             else:
                 slo_ns = service.slo_ns
                 slow = 1 if slo_ns is not None and duration_ns > slo_ns else 0
-                cells = route.duration
+                if log is not None:
+                    end_ns = credit_request(self, end_ns, slow)
+                    duration_ns = end_ns - self.start_ns
                 bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
+                cells = route.duration
                 cells.counts[bucket] += 1
                 cells.sum_ns += duration_ns
                 if log is None:
                     unattributed = service.unattributed
                     unattributed.counts[bucket] += 1
-                    unattributed.sum_ns += duration_ns
                     unattributed.exclusive_ns[slow] += duration_ns
-                else:
-                    credit_implicit(service, self.end(end_ns, slow), slow)
             if self.span is not None:
                 self.span.end(self, route, status, outcome, end_ns, log or ())
         except Exception:

@@ -14,7 +14,6 @@ from tailwatch_tracing import clock
 from tailwatch_tracing.cells import (
     EDGES_NS,
     EDGES_SECONDS,
-    FIRST_EDGE_NS,
     OVERFLOW,
     CappedTable,
     HistogramCell,
@@ -68,21 +67,52 @@ class RouteCells:
         self.duration = HistogramCell()
 
 
-class StageCells(HistogramCell):
-    """Wall time per interval, and exclusive nanoseconds of fast and of slow requests."""
+class StageCells:
+    """Wall time per interval, and exclusive nanoseconds of fast and of slow requests.
 
-    __slots__ = ("exclusive_ns",)
+    The sum of wall times is not kept: it is the exclusive time and what other stages covered.
+    """
+
+    __slots__ = ("counts", "covered_ns", "exclusive_ns")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.counts = [0] * (len(EDGES_NS) + 1)
         self.exclusive_ns = [0, 0]
+        self.covered_ns = 0
 
-    def observe_exclusive(self, duration_ns: int, slow: int) -> None:
-        """Count an interval that nothing else overlaps."""
-        bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
+    def observe(self, wall_ns: int) -> None:
+        """Count an interval, all of it covered by others so far."""
+        bucket = bisect_left(EDGES_NS, wall_ns)
         self.counts[bucket] += 1
-        self.sum_ns += duration_ns
+        self.covered_ns += wall_ns
+
+    def forget(self, wall_ns: int) -> None:
+        """Take back an `observe`."""
+        bucket = bisect_left(EDGES_NS, wall_ns)
+        self.counts[bucket] -= 1
+        self.covered_ns -= wall_ns
+
+    def take_back(self, wall_ns: int, slow: int) -> None:
+        """Forget an interval that was all its own."""
+        self.counts[bisect_left(EDGES_NS, wall_ns)] -= 1
+        self.exclusive_ns[slow] -= wall_ns
+
+    def uncover(self, duration_ns: int, slow: int) -> None:
+        """Make a piece of an observed interval its own."""
         self.exclusive_ns[slow] += duration_ns
+        self.covered_ns -= duration_ns
+
+    def add(self, other: StageCells, slow: int) -> None:
+        """Add cells that were filled before it was known whether the request is slow."""
+        for bucket, count in enumerate(other.counts):
+            self.counts[bucket] += count
+        self.exclusive_ns[slow] += other.exclusive_ns[0]
+        self.covered_ns += other.covered_ns
+
+    def series(self, label_text: str) -> HistogramSeries:
+        """Return the histogram of wall times to render, in seconds."""
+        sum_ns = sum(self.exclusive_ns) + self.covered_ns
+        return HistogramSeries(label_text, self.counts.copy(), sum_ns / 1e9)
 
 
 class QueueCells:

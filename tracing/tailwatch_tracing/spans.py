@@ -134,7 +134,7 @@ _PROPAGATED = frozenset((b"traceparent", b"tracestate", b"baggage"))
 class RequestSpan:
     """The open server span of one request."""
 
-    __slots__ = ("_recorder", "_span", "_offset_ns", "_token", "_tracer")
+    __slots__ = ("_offset_ns", "_recorder", "_span", "_token", "_tracer")
 
     def __init__(
         self, recorder: SpanRecorder, tracer: Tracer, span: Span, token: Any, offset_ns: int

@@ -46,57 +46,29 @@ def sweep(
     is observed, and every instant is exclusive time of the interval opened last among those open.
     """
     mark_ns, ingress_ns, between_ns, tail_ns, saw_inference = swept
-    known = table.cells
-    top: StageCells | None = None
-    top_end_ns = start_ns = position = 0
-    # As long as stages follow one another there is nothing to sort out.
-    for position, interval in enumerate(intervals):  # noqa: B007
-        if interval.start_ns < mark_ns or not 0 < interval.end_ns <= until_ns:
-            break
-        gap_ns = interval.start_ns - mark_ns
-        start_ns = interval.start_ns
-        mark_ns = interval.end_ns
-        if ingress_ns < 0:
-            ingress_ns = gap_ns
-        else:
-            tail_ns += gap_ns
-        name = interval.name
-        if name == INFERENCE:
-            saw_inference = True
-            between_ns += tail_ns
-            tail_ns = 0
-        top = known[name] if name in known else table.get(name)
-        wall_ns = mark_ns - start_ns
-        top.counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
-        top.sum_ns += wall_ns
-        top.exclusive_ns[slow] += wall_ns
-    else:
-        return until_ns, ingress_ns, between_ns, tail_ns + until_ns - mark_ns, saw_inference
-    if top is not None:  # the last one may go on below the next: take its exclusive time back
-        top.exclusive_ns[slow] -= mark_ns - start_ns
-        top_end_ns, mark_ns = mark_ns, start_ns
     outer: list[tuple[StageCells, int]] = []  # open below the top one, with their ends
-    for interval in intervals[position:]:
+    top: StageCells | None = None
+    top_end_ns = 0
+    for interval in intervals:
         start_ns = interval.start_ns
+        until_ns = max(until_ns, start_ns)  # it may have opened in a thread since that was read
         while top is not None:
             if top_end_ns > start_ns:
                 if start_ns > mark_ns:
-                    top.exclusive_ns[slow] += start_ns - mark_ns
+                    top.uncover(start_ns - mark_ns, slow)
                     mark_ns = start_ns
                 outer.append((top, top_end_ns))
                 break
             if top_end_ns > mark_ns:
-                top.exclusive_ns[slow] += top_end_ns - mark_ns
+                top.uncover(top_end_ns - mark_ns, slow)
                 mark_ns = top_end_ns
             top, top_end_ns = outer.pop() if outer else (None, 0)
-        if start_ns > mark_ns:  # nothing was open
-            if ingress_ns < 0:
-                ingress_ns = start_ns - mark_ns
-            else:
-                tail_ns += start_ns - mark_ns
+        if ingress_ns < 0:
+            ingress_ns = max(0, start_ns - mark_ns)
+            mark_ns += ingress_ns
+        elif start_ns > mark_ns:  # nothing was open
+            tail_ns += start_ns - mark_ns
             mark_ns = start_ns
-        elif ingress_ns < 0:
-            ingress_ns = 0
         if interval.name == INFERENCE:
             saw_inference = True
             between_ns += tail_ns
@@ -106,7 +78,7 @@ def sweep(
         top.observe(top_end_ns - start_ns)
     while top is not None:
         if top_end_ns > mark_ns:
-            top.exclusive_ns[slow] += top_end_ns - mark_ns
+            top.uncover(top_end_ns - mark_ns, slow)
             mark_ns = top_end_ns
         top, top_end_ns = outer.pop() if outer else (None, 0)
     return until_ns, ingress_ns, between_ns, tail_ns + until_ns - mark_ns, saw_inference
@@ -173,23 +145,96 @@ class Folded:
     def credit(self, service: Service, slow: int) -> Swept:
         """Add the sums to a service's cells, and return where the sweep goes on."""
         for name, cells in self._table.cells.items():
-            known = service.stages.get(name)
-            known.add(cells)
-            known.exclusive_ns[slow] += cells.exclusive_ns[0]
+            service.stages.get(name).add(cells, slow)
         return self.swept
 
 
-def credit_implicit(service: Service, swept: Swept, slow: int) -> None:
-    """Credit a request's time outside any stage: one interval per implicit stage and request."""
-    _, ingress_ns, between_ns, tail_ns, saw_inference = swept
-    if ingress_ns > 0:
-        service.ingress.observe_exclusive(ingress_ns, slow)
-    if not saw_inference:
-        between_ns += tail_ns
-    elif tail_ns > 0:
-        service.postprocess.observe_exclusive(tail_ns, slow)
-    if between_ns > 0:
-        service.unattributed.observe_exclusive(between_ns, slow)
+def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
+    """Credit a request's service with its stages and its time outside any; return its end.
+
+    The end is later than `end_ns` when a stage in another thread closed after that was read.
+    """
+    log = unit.log
+    if not log or unit.folded is not None:
+        return _credit_swept(unit.service, unit.end(end_ns, slow), slow)
+    unit.log = None
+    unit.is_open = False
+    stages = unit.service.stages
+    known = stages.cells
+    inference = INFERENCE
+    mark_ns = unit.start_ns
+    between_ns = tail_ns = 0
+    saw_inference = False
+    # Most requests go through one stage after the other: nothing is to be sorted out then. The
+    # differences are compared because CPython does that faster for integers of one digit.
+    for interval in log:
+        start_ns = interval.start_ns
+        stop_ns = interval.end_ns
+        gap_ns = start_ns - mark_ns
+        wall_ns = stop_ns - start_ns
+        if gap_ns < 0 or wall_ns < 0:
+            break
+        mark_ns = stop_ns
+        tail_ns += gap_ns
+        name = interval.name
+        if name == inference:
+            saw_inference = True
+            between_ns += tail_ns
+            tail_ns = 0
+        cells = known[name] if name in known else stages.get(name)
+        cells.counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
+        cells.exclusive_ns[slow] += wall_ns
+    else:
+        ingress_ns = log[0].start_ns - unit.start_ns
+        rest_ns = end_ns - mark_ns
+        if rest_ns > 0:
+            tail_ns += rest_ns
+        else:
+            end_ns = mark_ns
+        if saw_inference:
+            _credit_implicit(unit.service, ingress_ns, between_ns - ingress_ns, tail_ns, slow)
+        else:
+            _credit_implicit(unit.service, ingress_ns, tail_ns - ingress_ns, 0, slow)
+        return end_ns
+    # This one is open, or it overlaps the one before: go back there and look at every piece.
+    position = log.index(interval)
+    ingress_ns = -1
+    if position:
+        position -= 1
+        before = log[position]
+        mark_ns = before.start_ns
+        stages.get(before.name).take_back(before.end_ns - before.start_ns, slow)
+        ingress_ns = log[0].start_ns - unit.start_ns
+        if saw_inference:
+            between_ns -= ingress_ns
+        else:
+            tail_ns -= ingress_ns
+    swept = (mark_ns, ingress_ns, between_ns, tail_ns, saw_inference)
+    return _credit_swept(unit.service, sweep(log[position:], end_ns, swept, stages, slow), slow)
+
+
+def _credit_swept(service: Service, swept: Swept, slow: int) -> int:
+    until_ns, ingress_ns, between_ns, tail_ns, saw_inference = swept
+    if saw_inference:
+        _credit_implicit(service, ingress_ns, between_ns, tail_ns, slow)
+    else:
+        _credit_implicit(service, ingress_ns, between_ns + tail_ns, 0, slow)
+    return until_ns
+
+
+def _credit_implicit(
+    service: Service, ingress_ns: int, between_ns: int, tail_ns: int, slow: int
+) -> None:
+    """An implicit stage is one interval per request, the sum of its pieces."""
+    for cells, wall_ns in (
+        (service.ingress, ingress_ns),
+        (service.unattributed, between_ns),
+        (service.postprocess, tail_ns),
+    ):
+        if wall_ns > 0:
+            bucket = bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0
+            cells.counts[bucket] += 1
+            cells.exclusive_ns[slow] += wall_ns
 
 
 class stage:
