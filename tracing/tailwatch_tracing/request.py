@@ -72,17 +72,22 @@ class Request(Unit):
     async def send(self, message: Message) -> None:
         """Send for the application; the last body message ends the request."""
         kind = message["type"]
+        if kind == "http.response.start":
+            try:
+                await self._send(message)
+            except Exception as error:
+                self._note_failed_send(error)
+                raise
+            self.status = message["status"]
+            self.response_start_ns = clock.now_ns()
+            return
         more = message.get("more_body", False)
         try:
             await self._send(message)
         except Exception as error:
-            if isinstance(error, OSError) or type(error).__name__ in _LOST_CONNECTION:
-                self.events |= CLIENT_LEFT
+            self._note_failed_send(error)
             raise
-        if kind == "http.response.start":
-            self.status = message["status"]
-            self.response_start_ns = clock.now_ns()
-        elif kind == "http.response.body" or kind in _LAST_MESSAGES:
+        if kind == "http.response.body" or kind in _LAST_MESSAGES:
             if more:
                 self.events |= STREAM
             elif self.is_open:
@@ -105,6 +110,10 @@ class Request(Unit):
         if status == 0:
             status = 500 if outcome == "error" else STATUS_CLIENT_LEFT
         self.finish(status, outcome)
+
+    def _note_failed_send(self, error: Exception) -> None:
+        if isinstance(error, OSError) or type(error).__name__ in _LOST_CONNECTION:
+            self.events |= CLIENT_LEFT
 
     def _outcome_of_answer(self) -> str:
         if self.events & REJECTED or self.status == 429:
