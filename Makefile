@@ -54,7 +54,7 @@ mock: demo/nvml_mock/build/libnvidia-ml.so.1 ## build the mock NVML library
 
 demo/nvml_mock/build/libnvidia-ml.so.1: demo/nvml_mock/nvml_mock.c
 	@mkdir -p $(@D)
-	@$(CC) -O2 -Wall -Wextra -Werror -shared -fPIC -o $@ $< -lpthread
+	@$(CC) -O2 -Wall -Wextra -Werror -shared -fPIC -Wl,-soname,$(@F) -o $@ $< -lpthread
 
 lock: .venv/.installed ## resolve the dependencies anew
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --upgrade \

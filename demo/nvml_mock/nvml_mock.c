@@ -72,7 +72,7 @@ enum {
     ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 };
 
-enum { MAX_GPUS = 64, MAX_MIGS = 8, MAX_KEYS = 4096, BUCKETS = 8192, KEY_SIZE = 72, VALUE_SIZE = 184 };
+enum { MAX_GPUS = 64, MAX_MIGS = 8, MAX_KEYS = 4096, BUCKETS = 8192, KEY_SIZE = 72, VALUE_SIZE = 1024 };
 
 /* What an nvmlDevice_t points to: a GPU (mig == 0) or its MIG device number mig - 1. */
 typedef struct {
@@ -226,7 +226,7 @@ static int device_u64(const Device *d, const char *key, const char *fallback, u6
     double x = 0;
     int rc = device_number(d, key, fallback, &x);
     if (!rc)
-        *out = (u64)x;
+        *out = x < 0x1p64 ? (u64)x : ~0ull;
     return rc;
 }
 

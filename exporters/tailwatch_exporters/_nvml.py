@@ -95,6 +95,14 @@ class XidEvent(NamedTuple):
     xid: int
 
 
+def _load() -> None:
+    """Load the library, before pynvml: that costs 16 MB, on machines without a GPU for nothing."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        raise NvmlError("dlopen", LIBRARY_NOT_FOUND, str(error)) from None
+
+
 def _binding() -> Any:
     try:
         return importlib.import_module("pynvml")
@@ -122,6 +130,7 @@ class Library:
 
     def init(self) -> None:
         """Load and initialise the library; counted, so pair it with `shutdown`."""
+        _load()
         _call("nvmlInitWithFlags", 0)
 
     def shutdown(self) -> None:
@@ -275,21 +284,21 @@ class Device:
 
     def processes(self) -> list[Process]:
         """Return the processes with a compute context, without those under MPS."""
-        return self._processes("nvmlDeviceGetComputeRunningProcesses")
+        return self._processes("nvmlDeviceGetComputeRunningProcesses_v3")
 
     def graphics_processes(self) -> list[Process]:
         """Return the processes with a graphics context."""
-        return self._processes("nvmlDeviceGetGraphicsRunningProcesses")
+        return self._processes("nvmlDeviceGetGraphicsRunningProcesses_v3")
 
     def mps_processes(self) -> list[Process]:
         """Return the processes with a compute context under MPS."""
-        return self._processes("nvmlDeviceGetMPSComputeRunningProcesses")
+        return self._processes("nvmlDeviceGetMPSComputeRunningProcesses_v3")
 
-    def _processes(self, function: str) -> list[Process]:
-        found = _call(f"{function}_v3", self.handle, function=function)
+    def _processes(self, symbol: str) -> list[Process]:
+        # By its versioned name: the other raises an error of another kind on an older driver.
         return [
             Process(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory))
-            for p in found
+            for p in _call(symbol, self.handle)
         ]
 
     def fields(self, wanted: Sequence[tuple[int, int]]) -> list[FieldValue]:

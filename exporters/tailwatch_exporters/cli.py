@@ -137,16 +137,16 @@ def run(args: argparse.Namespace) -> int:
         try:
             read_bytes(str(args.procfs / "stat"))
         except OSError as error:
-            reason = (error.strerror or "unreadable").lower()
-            return _fail(f"--path.procfs {args.procfs}: {error.filename}: {reason}", 1)
+            what = f"--path.procfs {args.procfs}: {error.filename}: {_reason(error)}"
+            return _fail(f"{what}, expected a mounted /proc", 1)
     collectors = [COLLECTORS[name][1](args) for name in enabled]
     host, port = args.listen_address
     pages = exporter_pages(Runner(collectors), enabled, version("tailwatch"))
     try:
         server = HttpServer(host, port, pages)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        return _fail(f"--web.listen-address {host}:{port}: {reason}, expected a free address", 1)
+        what = f"--web.listen-address {host}:{port}: {_reason(error)}"
+        return _fail(f"{what}, expected a free address of this machine", 1)
     return _serve(server, host, collectors)
 
 
@@ -157,12 +157,12 @@ def _serve(server: HttpServer, host: str, collectors: list[Collector]) -> int:
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    for collector in collectors:
-        collector.start()
     server.start()
     shown_host = f"[{host}]" if ":" in host else host
     address = f"http://{shown_host}:{server.port}/metrics"
     print(f"tailwatch exporter: serving {address}", file=sys.stderr, flush=True)
+    for collector in collectors:
+        collector.start()
     ending.wait()
     server.stop()
     if not _stop(collectors):
@@ -175,6 +175,13 @@ def _serve(server: HttpServer, host: str, collectors: list[Collector]) -> int:
 def _stop(collectors: list[Collector]) -> bool:
     deadline = time.monotonic() + _STOP_SECONDS
     return all([collector.stop(max(0.1, deadline - time.monotonic())) for collector in collectors])
+
+
+def _reason(error: OSError) -> str:
+    """Return the error's bare text: socket.create_server adds the address to it."""
+    if error.errno is not None and error.errno > 0:  # the numbers of name look-ups are negative
+        return os.strerror(error.errno).lower()
+    return (error.strerror or "failed").lower()
 
 
 def _fail(text: str, code: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tests.exporters.support import ExporterProcess, FakeProc, NvmlMock, load_mock_library
@@ -26,10 +27,8 @@ def mock(tmp_path: Path) -> NvmlMock:
 @pytest.fixture
 def nvml(mock: NvmlMock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlMock]:
     """The mock library inside this process, behind the real pynvml."""
-    import pynvml
-
     monkeypatch.setenv("NVML_MOCK_FILE", str(mock.path))
-    monkeypatch.setattr(pynvml, "nvmlLib", load_mock_library())
+    load_mock_library()  # from now on the name libnvidia-ml.so.1 means it
     yield mock
     mock.replace("n=1")
     try:

@@ -8,10 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -154,31 +156,31 @@ def load_mock_library() -> ctypes.CDLL:
 
 
 class ExporterProcess:
-    """`tailwatch exporter` as a person runs it, on a free port, with the mock NVML by default."""
+    """`tailwatch exporter` as a person runs it, on a free port."""
 
-    def __init__(
-        self,
-        *flags: str,
-        mock: NvmlMock | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, *flags: str, mock: NvmlMock | None = None) -> None:
+        self._said = tempfile.NamedTemporaryFile("w+")
         self.process = start_exporter(
-            "--web.listen-address=127.0.0.1:0", *flags, mock=mock, environment=environment
+            "--web.listen-address=127.0.0.1:0", *flags, mock=mock, stderr=self._said
         )
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        found = re.search(r"serving (http://\S+)/metrics", line)
-        assert found, line + self.process.stderr.read()
+        deadline = time.monotonic() + 30
+        while not (found := re.search(r"serving (http://\S+)/metrics\n", self.said())):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said()
+            time.sleep(0.01)
         self.url = found[1]
 
+    def said(self) -> str:
+        """What was written to stderr so far."""
+        return Path(self._said.name).read_text()  # an offset of its own, unlike the child's
+
     def get(self, path: str = "/metrics") -> str:
-        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=20) as answer:
             return str(answer.read().decode())
 
     def scrape(self) -> Values:
         return parse(self.get())
 
-    def wait(self, condition: Callable[[Values], object], seconds: float = 8.0) -> Values:
+    def wait(self, condition: Callable[[Values], object], seconds: float = 20.0) -> Values:
         """Scrape until the condition holds and return that page."""
         deadline = time.monotonic() + seconds
         while True:
@@ -189,28 +191,33 @@ class ExporterProcess:
             time.sleep(0.02)
 
     def stop(self) -> tuple[int, float, str]:
-        """Send SIGTERM; return exit code, seconds until the end, and what was said."""
+        """Send SIGTERM; return exit code, seconds until the end, and what was said since."""
+        said_before = len(self.said())
         start = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=10)
-        return self.process.returncode, time.monotonic() - start, said
+        code = self.process.wait(timeout=10)
+        return code, time.monotonic() - start, self.said()[said_before:]
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=10)
+        self.process.wait(timeout=10)
+        self._said.close()
 
 
 def start_exporter(
-    *flags: str, mock: NvmlMock | None = None, environment: Mapping[str, str] | None = None
+    *flags: str, mock: NvmlMock | None = None, stderr: int | IO[str] = subprocess.PIPE
 ) -> subprocess.Popen[str]:
+    """Start the command; with a mock it finds the mock library instead of a real one."""
     env = {k: v for k, v in os.environ.items() if k not in ("NVML_MOCK_FILE", "LD_LIBRARY_PATH")}
     if mock is not None:
         load_mock_library()
         env |= {"LD_LIBRARY_PATH": str(MOCK.parent), "NVML_MOCK_FILE": str(mock.path)}
-    env |= environment or {}
     code = "import sys; from tailwatch_stack.cli import main; sys.exit(main())"
-    command: Sequence[str] = [sys.executable, "-c", code, "exporter", *flags]
     return subprocess.Popen(
-        command, env=env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-c", code, "exporter", *flags],
+        env=env,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
     )
