@@ -22,6 +22,7 @@ from tailwatch_exporters.threads import ThreadsCollector
 
 DEFAULT_ADDRESS = "127.0.0.1:12160"
 
+_WATCH_SECONDS = 1.0
 _STOP_SECONDS = 1.5  # a supervisor's patience is two
 _SHORTEST_INTERVAL_SECONDS = 0.1  # GPM needs more than 100 ms between two samples
 
@@ -36,7 +37,9 @@ COLLECTORS: dict[str, tuple[str, Callable[[argparse.Namespace], Collector]]] = {
     ),
     "gpu": (
         "NVIDIA GPUs, through NVML",
-        lambda args: GpuCollector(args.gpu_interval, args.procfs),
+        lambda args: GpuCollector(
+            args.gpu_interval, args.procfs, args.gpu_exit_on_version_mismatch
+        ),
     ),
 }
 """Every collector: name -> (what it shows, how it is made). The name is flag and label value."""
@@ -85,6 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default="1s",
         help="time between two samples of a GPU, at least 100ms",
+    )
+    parser.add_argument(
+        "--gpu.exit-on-version-mismatch",
+        dest="gpu_exit_on_version_mismatch",
+        action="store_true",
+        help="end with code 1 when the driver was replaced by another version, for a supervisor "
+        "to start the exporter again: a process cannot load the new library beside the old one",
     )
     parser.add_argument(
         "--threads.sampling-interval",
@@ -163,13 +173,15 @@ def _serve(server: HttpServer, host: str, collectors: list[Collector]) -> int:
     print(f"tailwatch exporter: serving {address}", file=sys.stderr, flush=True)
     for collector in collectors:
         collector.start()
-    ending.wait()
+    fatal = None
+    while not ending.wait(_WATCH_SECONDS) and fatal is None:
+        fatal = next((text for c in collectors if (text := c.fatal()) is not None), None)
     server.stop()
     if not _stop(collectors):
         # A call into the driver has not returned: the library's own clean-up would wait for it.
         print("tailwatch exporter: ended with a driver call hanging", file=sys.stderr, flush=True)
-        os._exit(0)
-    return 0
+        os._exit(0 if fatal is None else 1)
+    return 0 if fatal is None else _fail(fatal, 1)
 
 
 def _stop(collectors: list[Collector]) -> bool:

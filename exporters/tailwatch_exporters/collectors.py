@@ -30,6 +30,10 @@ class Collector(ABC):
     def collect(self) -> Iterable[Family]:
         """Yield the families as they are now."""
 
+    def fatal(self) -> str | None:
+        """Return why only a new process can help, where that was asked for; else None."""
+        return None
+
     def start(self) -> None:
         """Begin what runs in the background."""
         return

@@ -23,6 +23,7 @@ class GpuCollector(Collector):
     Args:
         interval_seconds: between two samples of a GPU.
         procfs_path: for the names of processes: /proc of the host's pid namespace.
+        exit_on_version_mismatch: be `fatal` when the driver was replaced by another version.
         library: NVML.
         clock: seconds; the samplers' clock.
     """
@@ -33,11 +34,19 @@ class GpuCollector(Collector):
         self,
         interval_seconds: float = 1.0,
         procfs_path: Path = Path("/proc"),
+        exit_on_version_mismatch: bool = False,
         library: Library | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._exit_on_version_mismatch = exit_on_version_mismatch
         self._clock = clock
         self._manager = GpuManager(library or Library(), interval_seconds, procfs_path, clock)
+
+    def fatal(self) -> str | None:
+        """Return that the driver was replaced, where that is to end the process."""
+        if self._exit_on_version_mismatch and self._manager.has_old_library():
+            return "the NVIDIA driver was replaced, its library is loaded at the next start only"
+        return None
 
     def start(self) -> None:
         """Begin looking for GPUs."""

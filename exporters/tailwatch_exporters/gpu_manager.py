@@ -83,6 +83,7 @@ class GpuManager:
         self._procfs_path = procfs_path
         self._clock = clock
         self._is_open = False
+        self._was_open = False
         self._driver = ""
         self._watcher: XidWatcher | None = None
         self._hanging: list[DeviceSampler] = []
@@ -123,6 +124,14 @@ class GpuManager:
             return self._status._replace(is_up=False, reason="hung")
         return self._status
 
+    def has_old_library(self) -> bool:
+        """Return whether the driver was replaced by another version beneath this process.
+
+        The old library stays mapped, so it cannot be initialised again here.
+        """
+        is_mismatch = self._status.reason == REASONS[VERSION_MISMATCH]
+        return self._was_open and not self._is_open and is_mismatch
+
     def tick(self) -> float:
         """Bring library and samplers up to date; return the seconds to rest at least."""
         self._busy_since = self._clock()
@@ -158,7 +167,7 @@ class GpuManager:
 
     def _open(self) -> None:
         self._library.init()
-        self._is_open = True
+        self._is_open = self._was_open = True
         self._driver = ""
         self._watcher = None
 

@@ -137,6 +137,27 @@ def test_the_exporter_waits_for_the_driver(
     assert page.of("nvml_up") == {frozenset({("reason", "ok")}): 1}
 
 
+@pytest.mark.parametrize("exits", [True, False])
+def test_a_replaced_driver_ends_the_exporter_where_asked(
+    exporter: Start, mock: NvmlMock, exits: bool
+) -> None:
+    """The old library cannot be initialised again: only a new process helps."""
+    mock.replace("n=1")
+    process = exporter(*GPU_ONLY, *["--gpu.exit-on-version-mismatch"] * exits, mock=mock)
+    process.wait(lambda page: is_up(page, GPU0))
+    mock.replace("epoch=1", "stale_rc=18", "fail.nvmlInitWithFlags=18")
+    if exits:
+        assert process.process.wait(timeout=20) == 1
+        assert process.said().endswith(
+            "tailwatch exporter: the NVIDIA driver was replaced, its library is loaded at the "
+            "next start only\n"
+        )
+    else:
+        page = process.wait(lambda page: page("gpu_devices") == 0)
+        assert page("nvml_up", reason="version_mismatch") == 0
+        assert page.names_of(GPU0) == STATE_ONLY
+
+
 def has_real_library() -> bool:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
