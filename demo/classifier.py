@@ -100,7 +100,7 @@ class Classifier:
     def infer(self, batch: Sequence[Tokens]) -> list[Scores]:
         """Run the model once over the batch; return each member's scores, shape (214,)."""
         (scores,) = self._session.run(["target_label"], {"bytes": np.stack(batch)})
-        return list(scores)
+        return list(np.asarray(scores))
 
     def postprocess(self, scores: Scores) -> Label:
         """Return the label the scores stand for; an unsure model gives "txt" or "unknown"."""

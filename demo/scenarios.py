@@ -87,21 +87,27 @@ class Stack(Protocol):
 
     def now(self) -> float:
         """Return seconds from some start."""
+        ...
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
+        ...
 
     def pages(self) -> frozenset[str]:
         """Return the names of the critical alerts that fire in Alertmanager."""
+        ...
 
     def deliveries(self) -> Sequence[Delivery]:
         """Return what the receiver got and still keeps, the newest last."""
+        ...
 
     def outcomes(self) -> Mapping[str, float]:
         """Return the service's finished requests by outcome, since its start."""
+        ...
 
     def switch(self, fault: str | None) -> None:
         """Turn a fault on, or off with None."""
+        ...
 
 
 @dataclass

@@ -82,9 +82,7 @@ def create_app(gpu_count: int, mock_file: Path | None, fault: Fault = HEALTHY) -
 
     @app.post("/classify")
     async def classify(request: Request) -> JSONResponse:
-        if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"a file has at most {MAX_BODY_BYTES} bytes here")
-        content = await request.body()
+        content = await read_body(request)
         try:
             label = await request.app.state.pipeline.classify(content)
         except QueueFull as error:
@@ -127,6 +125,20 @@ def create_app(gpu_count: int, mock_file: Path | None, fault: Fault = HEALTHY) -
         return JSONResponse(state(request.app.state.pipeline))
 
     return app
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the request's body.
+
+    Raises:
+        HTTPException: 413, beyond MAX_BODY_BYTES.
+    """
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"a file has at most {MAX_BODY_BYTES} bytes here")
+    return bytes(content)
 
 
 def refuse_strangers(request: Request) -> None:

@@ -242,10 +242,8 @@ def main(argv: list[str] | None = None) -> int:
         report_seconds=arguments.interval,
     )
     asyncio.run(_run_until_stopped(traffic, arguments.duration))
-    print(
-        "traffic: " + " ".join(f"{name} {count}" for name, count in traffic.outcomes.items()),
-        flush=True,
-    )
+    counts = " ".join(f"{name} {count}" for name, count in sorted(traffic.outcomes.items()))
+    print(f"traffic: {counts or 'nothing sent'}", flush=True)
     return 0
 
 

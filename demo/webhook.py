@@ -60,8 +60,6 @@ def _alert_lines(kind: str, alert: Any, now: datetime) -> Iterator[str]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: "Receiver"
-
     def do_POST(self) -> None:
         kind = RECEIVERS.get(self.path)
         if kind is None:
@@ -77,18 +75,23 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, AttributeError) as error:
             self._answer(400, {"error": f"not Alertmanager's payload: {error}"})
             return
-        self.server.keep(self.path, notification)
+        self._receiver.keep(self.path, notification)
         print(text, flush=True)
         self._answer(200, {})
 
     def do_GET(self) -> None:
         if self.path == "/notifications":
-            self._answer(200, {"notifications": self.server.notifications()})
+            self._answer(200, {"notifications": self._receiver.notifications()})
         else:
             self._answer(404, {"error": f"no page {self.path}, there is /notifications"})
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep the terminal for the notifications."""
+
+    @property
+    def _receiver(self) -> "Receiver":
+        assert isinstance(self.server, Receiver)
+        return self.server
 
     def _answer(self, status: int, body: Mapping[str, Any]) -> None:
         content = json.dumps(body).encode()

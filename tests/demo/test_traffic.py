@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -120,6 +124,22 @@ def test_the_files_are_real_and_of_many_kinds() -> None:
     files = real_files()
     assert len(files) > 20
     assert any(content.startswith(b"#!") or b"import " in content for content in files)
+
+
+def test_a_signal_ends_it_with_its_counts() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo.traffic", "--url", "http://127.0.0.1:9", "--interval", "0.2"],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "traffic: waiting for http://127.0.0.1:9\n"
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    assert output.splitlines()[-1] == "traffic: nothing sent"
 
 
 @pytest.mark.parametrize(
