@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tailwatch_stack.native.binaries import locate
 from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, serving, stage
 from tailwatch_tracing.exposition import render_families
 from tailwatch_tracing.serving import collect
@@ -78,3 +80,10 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_service_page(golden: Callable[[str, str], None], page: str) -> None:
     golden("service.prom", page)
+
+
+def test_promtool_finds_no_fault_with_the_page(page: str) -> None:
+    checked = subprocess.run(
+        [locate("promtool"), "check", "metrics"], input=page, capture_output=True, text=True
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

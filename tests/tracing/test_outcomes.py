@@ -145,6 +145,15 @@ def test_an_application_that_returns_half_way_is_an_error_midstream() -> None:
     assert_counted_once(200, "error_midstream", "__unmatched__")
 
 
+def test_a_second_last_message_counts_nothing() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in (START, BODY, BODY):
+            await send(message)
+
+    asyncio.run(request(wrap(app), "/x"))
+    assert_counted_once(200, "ok", "__unmatched__")
+
+
 def test_an_application_that_returns_without_an_answer_is_an_error() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 

@@ -338,6 +338,18 @@ def test_forked_workers_export_their_own_spans_over_otlp(collector: Collector) -
     assert sorted(names) == ["GET /x", "GET /x", "inference", "inference"]
 
 
+def test_a_fork_leaves_the_parents_exporter_behind(app: App) -> None:
+    """Its connection is the parent's: two processes must not write to one socket."""
+    asyncio.run(request(app, "/x/7"))
+    recorder = service_named("s").spans
+    assert recorder is not None
+    assert recorder._tracer is not None
+    pid = os.fork()
+    if pid == 0:
+        os._exit(recorder._tracer is not None)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_spans_that_cannot_be_delivered_are_counted() -> None:
     code = """
         import asyncio, logging

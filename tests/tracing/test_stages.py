@@ -369,6 +369,43 @@ def test_one_object_shared_by_overlapping_requests_times_each(clock: Clock) -> N
     assert walls() == {"preprocess": (2, 3.0)}
 
 
+def test_one_object_entered_twice_and_left_open_is_cut_twice(clock: Clock) -> None:
+    shared = stage("preprocess")
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        shared.__enter__()
+        clock.advance(1)
+        shared.__enter__()
+        clock.advance(1)
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    assert exclusive() == {"preprocess": 2.0}
+    assert walls() == {"preprocess": (2, 3.0)}
+
+
+@pytest.mark.parametrize("late_start", [False, True])
+@pytest.mark.parametrize("before", [(), (2,), (2, 1)], ids=str)
+def test_a_stage_that_closed_after_the_end_was_read_adds_up(
+    before: tuple[int, ...], late_start: bool
+) -> None:
+    """As another thread may do: nothing is negative and nothing counted twice."""
+    ours = service.service_named("s")
+    unit = stages.Unit(ours, 1_000)
+    intervals = []
+    for start, end in (*((1_000 + n, 1_010) for n in before), (1_050 + 100 * late_start, 1_180)):
+        interval = stage("db")
+        interval.start_ns, interval.end_ns = start, end
+        intervals.append(interval)
+    unit.log = intervals
+    end_ns = stages.credit_request(unit, 1_100, slow=0)
+    assert end_ns >= 1_100
+    shares = [ns for cells in ours.stages.cells.values() for ns in cells.exclusive_ns]
+    assert sum(shares) == end_ns - 1_000
+    assert min(shares) >= 0
+    assert all(count >= 0 for cells in ours.stages.cells.values() for count in cells.counts)
+
+
 def test_a_stage_that_outlives_its_task_ends_with_the_request(clock: Clock) -> None:
     """A task left behind must not write into a request that has been counted."""
     release = asyncio.Event()

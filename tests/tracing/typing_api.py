@@ -1,0 +1,56 @@
+"""Never run: the public names as a user's type checker sees them."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from tailwatch_tracing import (
+    RequestQueue,
+    StageTimingMiddleware,
+    metrics_app,
+    render_metrics,
+    serve_metrics,
+    stage,
+)
+
+fastapi_app = FastAPI()
+fastapi_app.add_middleware(
+    StageTimingMiddleware,
+    service="s",
+    metrics_path="/metrics",
+    slo_seconds=0.5,
+    gpu_uuids=["GPU-1"],
+)
+fastapi_app.mount("/metrics", metrics_app())
+wrapped: ASGIApp = StageTimingMiddleware(Starlette(), service="s", exclude=["/x"])
+
+assert_type(render_metrics(), tuple[bytes, str])
+assert_type(serve_metrics(0, service="s").port, int)
+
+
+@stage("preprocess")
+def sync(x: int) -> str:
+    return str(x)
+
+
+@stage("inference")
+async def asynchronous(x: int) -> str:
+    return str(x)
+
+
+async def use() -> None:
+    assert_type(sync(1), str)
+    assert_type(await asynchronous(1), str)
+    with stage("a"):
+        async with stage("b"):
+            pass
+    queue = RequestQueue("q")
+    with queue.enter() as place:
+        place.leave()
+    async with queue.enter():
+        queue.reject(reason="full")
+    assert_type(queue.depth, int)
