@@ -23,7 +23,10 @@ def rate(counter: str, selector: str) -> str:
 
 
 def quantile(q: float, histogram: str, selector: str, by: str = "") -> str:
-    """Return the q-quantile of a classic histogram; buckets are summed before the quantile.
+    """Return the q-quantile of a classic histogram, where there was anything to measure.
+
+    Buckets are summed before the quantile. Without observations it would be NaN: a comparison
+    leaves such a series out.
 
     Args:
         q: 0..1.
@@ -32,7 +35,8 @@ def quantile(q: float, histogram: str, selector: str, by: str = "") -> str:
         by: labels to keep, comma separated.
     """
     labels = f"{by}, le" if by else "le"
-    return f"histogram_quantile({q}, sum by ({labels}) ({rate(f'{histogram}_bucket', selector)}))"
+    buckets = f"sum by ({labels}) ({rate(f'{histogram}_bucket', selector)})"
+    return f"histogram_quantile({q}, {buckets}) >= 0"
 
 
 def per_gpu(series: str, gpus: str = "") -> str:

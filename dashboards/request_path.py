@@ -293,12 +293,13 @@ def drain() -> AnyPanel:
         "Time to drain the queue",
         units.Seconds,
         [
-            Query(f"service:queue_drain_seconds{{{SERVICE}}}", "{{service}} drain"),
+            Query(f"service:queue_drain_seconds{{{SERVICE}}} < +Inf", "{{service}} drain"),
             Query(timeout, "{{service}} client timeout"),
         ],
         Help(
             "Good: well below the client's timeout (dashed): who joins the queue now is answered "
-            "in time. Depth divided by the completion rate.",
+            "in time. Depth divided by the completion rate; a gap while requests wait means that "
+            "nothing completes.",
             runbook="QueueBeyondTimeout",
         ),
         overrides=[

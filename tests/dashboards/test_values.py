@@ -89,6 +89,17 @@ def firing(name: str, severity: str, role: str, service: str = "") -> dict[str, 
     return {f"ALERTS{{{labels}}}": "1x20"}
 
 
+def durations(in_100_ms: int, in_200_ms: int) -> dict[str, str]:
+    """Return the duration histogram of a service that gets so many more each 15 s."""
+    bucket = f'inference_request_duration_seconds_bucket{{{SERVICE},route="/"'
+    every = in_100_ms + in_200_ms
+    return {
+        f'{bucket},le="0.1"}}': f"0+{in_100_ms}x20",
+        f'{bucket},le="0.2"}}': f"0+{every}x20",
+        f'{bucket},le="+Inf"}}': f"0+{every}x20",
+    }
+
+
 STAGES = {
     f'inference_request_duration_seconds_count{{{SERVICE},route="/"}}': "0+30x20",
     f'inference_stage_seconds_total{{{SERVICE},stage="ingress",slow="false"}}': "0+3x20",
@@ -187,6 +198,11 @@ CASES = [
         },
         {f'{{{EXPORTER},{GPU},engine="compute",index="7"}}': 0.5},
     ),
+    # Half of 40 are in the first bucket: the median is its edge, TP99 is 98 % into the second.
+    Case("overview.json", "TP50", durations(20, 20), {"{}": 0.1}),
+    Case("overview.json", "TP99", durations(20, 20), {"{}": 0.198}),
+    Case("overview.json", "TP99", durations(0, 0)),
+    Case("overview.json", "Latency", durations(20, 20), {'{service="s"}': 0.198}),
     Case("overview.json", "CPU", cores(3.75, 11.25), {'{host="a"}': 0.5}),
     Case("overview.json", "CPU", cores(3.75, 11.25), {'{host="a"}': 0.75}, query="B"),
     Case(
@@ -230,6 +246,15 @@ CASES = [
         STAGES,
         {'{stage="inference"}': 0.75},
         query="D",
+    ),
+    Case(
+        "request-path.json",
+        "Time to drain the queue",
+        {
+            'service:queue_drain_seconds{service="dead"}': " ".join(["Inf"] * 21),
+            'service:queue_drain_seconds{service="s"}': "3x20",
+        },
+        {'{service="s"}': 3},
     ),
     Case(
         "gpu.json",
