@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,10 +42,10 @@ SYMPTOM = {
 WATCHDOG = {"alertname": "Watchdog", "severity": "info", "role": "meta", "symptom": "meta"}
 
 
-def build(data: Path) -> None:
-    """Write the TSDB blocks of the hour into the folder `data`."""
+def build(data: Path, more: Iterable[Ramp] = ()) -> None:
+    """Write the TSDB blocks of the hour, and of more series, into the folder `data`."""
     samples = data.parent / "sample-blocks"
-    backend.create_blocks(write([*golden_ramps(), *alert_ramps()]), samples)
+    backend.create_blocks(write([*golden_ramps(), *alert_ramps(), *more]), samples)
     recorded: Path | None = None
     for number in range(RULE_PASSES):
         _join(data, samples, recorded)

@@ -106,7 +106,7 @@ function Frame({ panel, width, height, context, state, isLoading, children }: Fr
   const { replace } = context;
   const title = replace(panel.title ?? '', undefined, 'text');
   const links = (panel.links ?? []).map((link): LinkModel => ({
-    title: replace(link.title || link.url),
+    title: replace(link.title || link.url, undefined, 'text'),
     href: replace(link.url, undefined, 'uriencode'),
     target: link.targetBlank ? '_blank' : undefined,
     origin: panel,

@@ -32,7 +32,7 @@ export function dashboardLinks(
             .map(({ uid, title }) => ({ title, url: `/d/${uid}` }))
         : [{ title: link.title ?? link.url ?? '', url: link.url ?? '' }];
     return targets.map(({ title, url }) => ({
-      title: interpolate(title, variables, lookup),
+      title: interpolate(title, variables, lookup, 'text'),
       href: withState(interpolate(url, variables, lookup, 'uriencode'), link, lookup),
       tooltip: link.tooltip || undefined,
       newTab: Boolean(link.targetBlank),

@@ -46,7 +46,7 @@ export function AnnotationLayer({ config, marks, timeZone, theme }: AnnotationLa
           style={{
             position: 'absolute',
             left: u.valToPos(Math.max(mark.from, u.scales.x!.min!), 'x') - 5,
-            bottom: -8,
+            bottom: 0,
             borderLeft: '5px solid transparent',
             borderRight: '5px solid transparent',
             borderBottom: `7px solid ${theme.visualization.getColorByName(mark.color)}`,

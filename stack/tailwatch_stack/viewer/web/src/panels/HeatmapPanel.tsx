@@ -28,7 +28,7 @@ import { colorRamp, DEFAULT_COLOR, type HeatmapColor } from './heatmapColors';
 import { NoData } from './NoData';
 import { optionsOf } from './options';
 import type { PanelProps } from './props';
-import { HOVER_AREA, SYNC_SCOPE } from './tooltip';
+import { HOVER_ALL, SYNC_SCOPE } from './tooltip';
 
 interface HeatmapOptions {
   color?: Partial<HeatmapColor>;
@@ -91,13 +91,13 @@ export function HeatmapPanel(props: PanelProps) {
     <div>
       <UPlotChart
         config={config}
-        data={[grid.times, grid.times.map(() => null)]}
+        data={[grid.times, grid.times.map(() => 0)]}
         width={width}
         height={height - legendHeight}
       >
         <TooltipPlugin2
           config={config}
-          hoverMode={HOVER_AREA}
+          hoverMode={HOVER_ALL}
           queryZoom={({ from, to }) => onZoom(from, to)}
           clientZoom
           syncMode={cursorSync}
@@ -227,6 +227,8 @@ function heatmapConfig(input: ConfigInput): UPlotConfigBuilder {
       splits.map((split) => formatBound(grid.rows[split - 1]?.le ?? 0)),
     theme,
   });
+  // A series without a line: it is there for the cursor to have something to be over.
+  config.setCursor({ points: { show: false } });
   config.addSeries({
     scaleKey: 'y',
     pathBuilder: () => null,

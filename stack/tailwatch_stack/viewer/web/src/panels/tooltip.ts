@@ -3,7 +3,6 @@ import { TooltipDisplayMode } from '@grafana/schema';
 /** Hover modes of TooltipPlugin2, whose const enum is not exported. */
 export const HOVER_NEAREST = 0;
 export const HOVER_ALL = 1;
-export const HOVER_AREA = 2;
 
 /** The name under which graphs of a dashboard share their crosshair. */
 export const SYNC_SCOPE = 'tailwatch-dashboard';
