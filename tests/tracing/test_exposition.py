@@ -14,11 +14,13 @@ from tailwatch_tracing.exposition import (
     Family,
     HistogramFamily,
     HistogramSeries,
+    RenderedFamily,
     labels,
     negotiate,
     number,
     render_families,
     render_registry,
+    render_samples,
 )
 
 AWKWARD = 'a"b\\c\nd,e}f{g é'
@@ -186,3 +188,18 @@ def test_a_registry_joins_the_page_before_its_end(openmetrics: bool) -> None:
     parse = parse_openmetrics if openmetrics else parse_text
     names = {family.name for family in parse(page.decode())}
     assert {"theirs", "demo_things"} <= names
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_lines_made_earlier_give_the_same_page(openmetrics: bool) -> None:
+    plain = [family for family in FAMILIES if isinstance(family, Family)]
+    rendered = [
+        RenderedFamily(
+            family.name,
+            family.kind,
+            family.help,
+            [render_samples(family.name, [sample]) for sample in family.samples],
+        )
+        for family in plain
+    ]
+    assert render_families(rendered, openmetrics) == render_families(plain, openmetrics)

@@ -229,6 +229,18 @@ def test_an_unreadable_route_fails_no_request() -> None:
     assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 1}
 
 
+@pytest.mark.parametrize("status", [None, "200", object()], ids=["none", "text", "object"])
+def test_a_status_that_is_no_number_is_the_servers_to_refuse(status: object) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    exchange = asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x"))
+    assert exchange.body == b"ok"
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 1}
+    assert values("inference_requests_in_flight") == {(): 0}
+
+
 def test_a_stage_name_that_is_no_string_fails_nothing() -> None:
     async def handler(incoming: Request) -> Response:
         with stage(7), stage(["x"]):  # type: ignore[arg-type]

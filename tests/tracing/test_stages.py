@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import pytest
@@ -462,17 +462,24 @@ def test_stage_names_are_capped_with_an_overflow_series(clock: Clock) -> None:
     assert overflow[("inference_stage_duration_seconds",)] == exclusive()["__other__"]
 
 
-def test_a_stage_closed_in_another_context_raises_nothing() -> None:
+def test_a_stage_closed_in_another_context_is_counted_and_over(clock: Clock) -> None:
     """A generator may be closed by another task than the one that began it."""
 
-    async def numbers():  # type: ignore[no-untyped-def]
+    async def numbers() -> AsyncIterator[int]:
         with stage("postprocess"):
+            clock.advance(1)
             yield 1
 
     async def main() -> None:
         generator = numbers()
-        await asyncio.create_task(generator.__anext__())
+        await anext(generator)
         with suppress(StopAsyncIteration):
-            await asyncio.create_task(generator.__anext__())
+            await asyncio.create_task(anext_of(generator))
+        with stage("inference"):
+            clock.advance(2)
+
+    async def anext_of(generator: AsyncIterator[int]) -> int:
+        return await anext(generator)
 
     asyncio.run(main())
+    assert exclusive() == {"postprocess": 1.0, "inference": 2.0}

@@ -33,6 +33,18 @@ class Family(NamedTuple):
     samples: Sequence[tuple[str, float]]
 
 
+class RenderedFamily(NamedTuple):
+    """A counter or gauge family whose sample lines were made earlier, by `render_samples`.
+
+    `blocks` are such texts; they are the same in both formats.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    blocks: Sequence[str]
+
+
 class Exemplar(NamedTuple):
     """One observation that has a trace: hex ids, the observed value, Unix seconds."""
 
@@ -81,8 +93,13 @@ def number(value: float) -> str:
     return "+Inf" if value > 0 else "-Inf"
 
 
+def render_samples(name: str, samples: Iterable[tuple[str, float]]) -> str:
+    """Return the sample lines of a counter or gauge, for a `RenderedFamily`."""
+    return "".join([f"{name}{label_text} {number(value)}\n" for label_text, value in samples])
+
+
 def render_families(
-    families: Iterable[Family | HistogramFamily], openmetrics: bool = False
+    families: Iterable[Family | RenderedFamily | HistogramFamily], openmetrics: bool = False
 ) -> bytes:
     """Return the page as UTF-8, with `# EOF` at its end for OpenMetrics.
 
@@ -92,7 +109,11 @@ def render_families(
     lines: list[str] = []
     for family in families:
         if isinstance(family, Family):
-            _add_plain(lines, family, openmetrics)
+            _add_head(lines, family, openmetrics)
+            lines.append(render_samples(family.name, family.samples))
+        elif isinstance(family, RenderedFamily):
+            _add_head(lines, family, openmetrics)
+            lines.extend(family.blocks)
         else:
             _add_histogram(lines, family, openmetrics)
     if openmetrics:
@@ -147,14 +168,12 @@ def _help(text: str, openmetrics: bool) -> str:
     return text.replace('"', '\\"') if openmetrics else text
 
 
-def _add_plain(lines: list[str], family: Family, openmetrics: bool) -> None:
+def _add_head(lines: list[str], family: Family | RenderedFamily, openmetrics: bool) -> None:
     name = family.name
     # OpenMetrics names a counter's family without the suffix that its samples have.
     title = name.removesuffix("_total") if openmetrics and family.kind == "counter" else name
     lines.append(f"# HELP {title} {_help(family.help, openmetrics)}\n")
     lines.append(f"# TYPE {title} {family.kind}\n")
-    for label_text, value in family.samples:
-        lines.append(f"{name}{label_text} {number(value)}\n")
 
 
 def _add_histogram(lines: list[str], family: HistogramFamily, openmetrics: bool) -> None:

@@ -78,7 +78,7 @@ class Request(Unit):
             except Exception as error:
                 self._note_failed_send(error)
                 raise
-            self.status = message["status"]
+            self.status = message.get("status", 0)
             self.response_start_ns = clock.now_ns()
             return
         more = message.get("more_body", False)
@@ -91,10 +91,7 @@ class Request(Unit):
             if more:
                 self.events |= STREAM
             elif self.is_open:
-                if self.status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
-                    self.finish(self.status, self._outcome_of_answer())
-                else:
-                    self.finish(self.status, "ok")
+                self.finish(self.status, None)
 
     def abandon(self, error: BaseException | None) -> None:
         """Count the request: the application has ended without a last body message."""
@@ -124,12 +121,17 @@ class Request(Unit):
             return "client_error"
         return "client_disconnect"
 
-    def finish(self, status: int, outcome: str) -> None:
-        """End the request now and count it."""
+    def finish(self, status: int, outcome: str | None) -> None:
+        """End the request now and count it; without an outcome, as the complete answer it got."""
         end_ns = clock.now_ns()
         service = self.service
         try:
             del service.in_flight[self]
+            if outcome is None:
+                if status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
+                    outcome = self._outcome_of_answer()
+                else:
+                    outcome = "ok"
             duration_ns = end_ns - self.start_ns
             timeout_ns = service.client_timeout_ns
             if timeout_ns is not None and duration_ns > timeout_ns:

@@ -76,9 +76,9 @@ class SpanRecorder:
 
     def begin(self, request: Request) -> None:
         """Open the request's server span and make it current for clients called within."""
-        from opentelemetry import context, propagate, trace
-
         try:
+            from opentelemetry import context, propagate, trace
+
             tracer = self._tracer or self._begin_tracer()
             scope = request.scope
             # The wall clock is read once per request: a step of it would tear the trace apart.

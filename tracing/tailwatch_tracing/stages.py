@@ -255,7 +255,9 @@ class stage:
     service is the first one of the process.
     """
 
-    __slots__ = ("end_ns", "name", "start_ns")
+    __slots__ = ("_own_unit", "end_ns", "name", "start_ns")
+
+    _own_unit: _OutermostUnit  # of an outermost one
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -339,9 +341,9 @@ class stage:
         """Return the unit's first log; outside any, that of one that begins and ends with this."""
         unit = current_unit.get()
         if not unit.is_open:
-            self.end_ns = _OUTERMOST
             service = default_service() if unit is NO_UNIT else unit.service
-            unit = _OutermostUnit(service, self, unit)
+            self._own_unit = unit = _OutermostUnit(service, unit)
+            self.end_ns = _OUTERMOST
             current_unit.set(unit)
         new: list[stage] = []
         # The first stages may open in two threads: there is no call between the test and the store.
@@ -351,16 +353,15 @@ class stage:
         return new if log is None else log
 
     def _exit_special(self) -> None:
-        unit = current_unit.get()
-        for interval in reversed(unit.log or ()):
+        for interval in reversed(current_unit.get().log or ()):
             if isinstance(interval, _StandIn) and interval.of is self and interval.end_ns <= 0:
                 interval.__exit__(None, None, None)
                 return
         was = self.end_ns
         if was < 0:
             self.end_ns = clock.now_ns()
-        if was == _OUTERMOST and isinstance(unit, _OutermostUnit) and unit.outermost is self:
-            unit.finish(self.end_ns)
+        if was == _OUTERMOST:
+            self._own_unit.finish(self.end_ns)
 
     def _enter_again(self) -> stage:
         """Open a new interval for an object that has one: from now on it stands for others."""
@@ -388,13 +389,12 @@ class _StandIn(stage):
 class _OutermostUnit(Unit):
     """The unit of an outermost stage outside any request."""
 
-    __slots__ = ("outermost", "previous")
+    __slots__ = ("_previous",)
 
-    def __init__(self, service: Service, outermost: stage, previous: Unit) -> None:
+    def __init__(self, service: Service, previous: Unit) -> None:
         super().__init__(service, clock.now_ns())
         self.is_open = True
-        self.outermost = outermost
-        self.previous = previous
+        self._previous = previous
 
     def finish(self, end_ns: int) -> None:
         """End with the outermost stage."""
@@ -402,7 +402,8 @@ class _OutermostUnit(Unit):
             self.end(end_ns, slow=0)
         except Exception:
             self.service.note_error("stage")
-        current_unit.set(self.previous)
+        if current_unit.get() is self:  # not so in a generator that another task closes
+            current_unit.set(self._previous)
 
 
 NO_UNIT = Unit(Service("unnamed"), 0)
