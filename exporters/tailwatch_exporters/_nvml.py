@@ -317,19 +317,22 @@ class Device:
         return int(_call("nvmlDeviceGetSupportedEventTypes", self.handle))
 
 
+_FIELD_TYPES = {  # nvmlValueType_t: member of the union, whether it has 64 bits
+    0: ("dVal", False),
+    1: ("uiVal", False),
+    2: ("ulVal", ctypes.sizeof(ctypes.c_ulong) == 8),
+    3: ("ullVal", True),
+    4: ("sllVal", True),
+    5: ("siVal", False),
+    6: ("usVal", False),
+}
+
+
 def _field_value(answer: Any) -> FieldValue:
-    members = {
-        0: ("dVal", False),
-        1: ("uiVal", False),
-        2: ("ulVal", ctypes.sizeof(ctypes.c_ulong) == 8),
-        3: ("ullVal", True),
-        4: ("sllVal", True),
-        5: ("siVal", False),
-        6: ("usVal", False),
-    }
-    member, is_wide = members.get(answer.valueType, ("", False))
-    if answer.nvmlReturn or not member:
-        return FieldValue(int(answer.nvmlReturn), None, is_wide)
+    code = int(answer.nvmlReturn)
+    member, is_wide = _FIELD_TYPES.get(answer.valueType, ("", False))
+    if code or not member:
+        return FieldValue(code, None, is_wide)
     return FieldValue(0, getattr(answer.value, member), is_wide)
 
 

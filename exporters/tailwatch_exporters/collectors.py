@@ -8,9 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
-from tailwatch_tracing.exposition import Family, labels, render_families
+from tailwatch_tracing.exposition import Family, RenderedFamily, labels, render_families
 
 logger = logging.getLogger(__name__)
+
+
+AnyFamily = Family | RenderedFamily
 
 
 class CollectorError(Exception):
@@ -27,7 +30,7 @@ class Collector(ABC):
     name: str
 
     @abstractmethod
-    def collect(self) -> Iterable[Family]:
+    def collect(self) -> Iterable[AnyFamily]:
         """Yield the families as they are now."""
 
     def fatal(self) -> str | None:
@@ -78,8 +81,8 @@ class Runner:
         finally:
             self._lock.release()
 
-    def _collect(self) -> list[Family]:
-        families: list[Family] = []
+    def _collect(self) -> list[AnyFamily]:
+        families: list[AnyFamily] = []
         success: list[tuple[str, float]] = []
         duration: list[tuple[str, float]] = []
         for collector in self._collectors:
@@ -106,10 +109,11 @@ class Runner:
         )
         return families
 
-    def _collect_one(self, collector: Collector, families: list[Family]) -> bool:
+    def _collect_one(self, collector: Collector, families: list[AnyFamily]) -> bool:
         try:
             for family in collector.collect():
-                if family.samples:  # absent hardware: no family at all
+                # Absent hardware: no family at all.
+                if family.samples if isinstance(family, Family) else family.blocks:
                     families.append(family)
         except CollectorError as error:
             self._report(collector.name, str(error))

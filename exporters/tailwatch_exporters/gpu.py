@@ -11,8 +11,11 @@ from tailwatch_exporters.collectors import Collector
 from tailwatch_exporters.gpu_device import DeviceSampler
 from tailwatch_exporters.gpu_families import FAMILIES
 from tailwatch_exporters.gpu_manager import GpuManager
-from tailwatch_exporters.gpu_sample import Samples, device_labels
-from tailwatch_tracing.exposition import Family, labels
+from tailwatch_exporters.gpu_sample import device_labels
+from tailwatch_tracing.exposition import RenderedFamily, labels, render_samples
+
+Blocks = dict[str, list[str]]
+"""Family name -> texts of sample lines."""
 
 
 class GpuCollector(Collector):
@@ -56,39 +59,44 @@ class GpuCollector(Collector):
         """End the samplers and NVML; return whether no call hung."""
         return self._manager.stop(timeout_seconds)
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[RenderedFamily]:
         """Yield the families that have a value now."""
-        samples: Samples = {family: [] for family in FAMILIES}
-        self._add_library(samples)
+        blocks: dict[str, list[str]] = {family: [] for family in FAMILIES}
+        self._add_library(blocks)
         devices = self._manager.devices.values()
         for sampler in sorted(devices, key=lambda sampler: sampler.identity.index):
-            self._add_device(sampler, samples)
+            self._add_device(sampler, blocks)
         for name, (kind, help_text) in FAMILIES.items():
-            yield Family(name, kind, help_text, samples[name])
+            yield RenderedFamily(name, kind, help_text, blocks[name])
 
-    def _add_library(self, samples: Samples) -> None:
+    def _add_library(self, blocks: Blocks) -> None:
         status = self._manager.status()
-        samples["nvml_up"].append((labels(reason=status.reason), int(status.is_up)))
-        samples["gpu_devices"].append(("", status.device_count))
-        samples["gpu_nvml_errors_total"] += [
-            (labels(call=call, code=str(code)), count)
-            for (call, code), count in sorted(dict(self._manager.errors).items())
-        ]
+        _add(blocks, "nvml_up", labels(reason=status.reason), int(status.is_up))
+        _add(blocks, "gpu_devices", "", status.device_count)
+        for (call, code), count in sorted(dict(self._manager.errors).items()):
+            label_text = labels(call=call, code=str(code))
+            _add(blocks, "gpu_nvml_errors_total", label_text, count)
 
-    def _add_device(self, sampler: DeviceSampler, samples: Samples) -> None:
+    def _add_device(self, sampler: DeviceSampler, blocks: Blocks) -> None:
         uuid = sampler.identity.uuid
         label_text = device_labels(uuid)
         state = sampler.state
         snapshot = sampler.fresh_snapshot(self._clock())
-        samples["gpu_up"].append((label_text, int(snapshot is not None)))
+        _add(blocks, "gpu_up", label_text, int(snapshot is not None))
         if state.answered_at is not None:
-            samples["gpu_last_sample_timestamp_seconds"].append((label_text, state.answered_at))
-        samples["gpu_nvml_errors_total"] += state.errors
+            _add(blocks, "gpu_last_sample_timestamp_seconds", label_text, state.answered_at)
+        if state.errors:
+            blocks["gpu_nvml_errors_total"].append(state.errors)
         # What came as an event stays true of a GPU that does not answer: it says why.
-        samples["gpu_xid_errors_total"] += self._manager.xids.totals(uuid)
+        for xid_labels, count in self._manager.xids.totals(uuid):
+            _add(blocks, "gpu_xid_errors_total", xid_labels, count)
         xid_at = self._manager.xids.last_at(uuid)
         if xid_at is not None:
-            samples["gpu_xid_last_timestamp_seconds"].append((label_text, xid_at))
+            _add(blocks, "gpu_xid_last_timestamp_seconds", label_text, xid_at)
         if snapshot is not None:
-            for family, values in snapshot.samples.items():
-                samples[family] += values
+            for family, lines in snapshot.lines.items():
+                blocks[family].append(lines)
+
+
+def _add(blocks: Blocks, family: str, label_text: str, value: float) -> None:
+    blocks[family].append(render_samples(family, [(label_text, value)]))

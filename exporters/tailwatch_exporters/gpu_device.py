@@ -10,38 +10,42 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tailwatch_exporters._nvml import Device, Library, NvmlError
+from tailwatch_exporters.gpu_fields import FieldProbe
 from tailwatch_exporters.gpu_probes import (
     EngineProbe,
     GpmProbe,
     PcieProbe,
     ProcessProbe,
-    read_fields,
     read_memory,
 )
 from tailwatch_exporters.gpu_readings import take_readings
 from tailwatch_exporters.gpu_sample import DeviceCalls, SampleBuilder, Samples, device_labels
 from tailwatch_exporters.sampler_thread import STALE_INTERVALS, SamplerThread
+from tailwatch_tracing.exposition import render_samples
 
 _LONGEST_REST_INTERVALS = 30
 
 
 class Snapshot(NamedTuple):
-    """One sample: when it was begun (seconds of the sampler's clock), and its series."""
+    """One sample: when it was begun (seconds of the sampler's clock), and its lines per family.
+
+    The lines are made here, once per sample, and not at each scrape.
+    """
 
     at: float
-    samples: Mapping[str, list[tuple[str, float]]]
+    lines: Mapping[str, str]
 
 
 class DeviceState(NamedTuple):
     """What a scrape needs of a GPU. Replaced as a whole, never changed.
 
     `snapshot` is None while the GPU does not answer; `answered_at` is the Unix time at which the
-    last sample was begun that it answered.
+    last sample was begun that it answered; `errors` are the lines of gpu_nvml_errors_total.
     """
 
     snapshot: Snapshot | None
     answered_at: float | None
-    errors: list[tuple[str, float]]
+    errors: str
 
 
 @dataclass
@@ -89,7 +93,7 @@ class DeviceSampler:
     ) -> None:
         self.identity = identity
         self.totals = totals
-        self.state = DeviceState(None, totals.answered_at, _error_samples(identity.uuid, totals))
+        self.state = DeviceState(None, totals.answered_at, _error_lines(identity.uuid, totals))
         self.is_lost = False
         self._library = library
         self._device = device
@@ -99,6 +103,7 @@ class DeviceSampler:
         self._calls = DeviceCalls(f"GPU {identity.uuid}", totals.errors)
         self._engines = EngineProbe(totals.busy_seconds, STALE_INTERVALS * interval_seconds)
         self._gpm = GpmProbe(device)
+        self._fields = FieldProbe()
         self._pcie = PcieProbe()
         self._processes = ProcessProbe(procfs_path)
         self._model: str | None = None
@@ -142,7 +147,7 @@ class DeviceSampler:
         at, wall_at = self._clock(), self._wall_clock()
         self._calls.begin_sample()
         samples = self._read(at)
-        errors = _error_samples(self.identity.uuid, self.totals)
+        errors = _error_lines(self.identity.uuid, self.totals)
         self.is_lost = self._calls.is_lost()
         if self.is_lost:
             self.state = DeviceState(None, self.totals.answered_at, errors)
@@ -150,7 +155,8 @@ class DeviceSampler:
             return self._rest_intervals * self._interval_seconds
         self._rest_intervals = 1
         self.totals.answered_at = wall_at
-        self.state = DeviceState(Snapshot(at, samples), wall_at, errors)
+        lines = {family: render_samples(family, values) for family, values in samples.items()}
+        self.state = DeviceState(Snapshot(at, lines), wall_at, errors)
         return 0.0
 
     def close(self) -> None:
@@ -175,7 +181,7 @@ class DeviceSampler:
         gpm_rates = self._gpm.read(calls, builder)
         memory_api = read_memory(device, calls, builder)
         fields_at = self._clock()
-        byte_counters = read_fields(device, calls, builder)
+        byte_counters = self._fields.read(device, calls, builder)
         take_readings(device, calls, builder)
         self._processes.read(device, calls, builder)
         self._pcie.read(fields_at, device, calls, builder, byte_counters, gpm_rates)
@@ -198,8 +204,9 @@ class DeviceSampler:
         )
 
 
-def _error_samples(uuid: str, totals: DeviceTotals) -> list[tuple[str, float]]:
-    return [
+def _error_lines(uuid: str, totals: DeviceTotals) -> str:
+    samples = [
         (device_labels(uuid, ("call", call), ("code", str(code))), count)
         for (call, code), count in sorted(totals.errors.items())
     ]
+    return render_samples("gpu_nvml_errors_total", samples)

@@ -10,10 +10,7 @@ from typing import NamedTuple
 from tailwatch_exporters import procfs
 from tailwatch_exporters._nvml import (
     FUNCTION_NOT_FOUND,
-    INVALID_ARGUMENT,
-    NOT_FOUND,
     NOT_SUPPORTED,
-    SETTLED_CODES,
     Device,
     FieldValue,
     GpmReader,
@@ -181,80 +178,6 @@ def _gpm_pcie(metrics: dict[int, float], metric: int, builder: SampleBuilder) ->
     if metric not in metrics or not builder.is_plausible(f"gpm_{metric}", metrics[metric], 1e7):
         return None
     return PcieRate(metrics[metric] * _MIB, "gpm")
-
-
-_FIELD_PCIE_TRANSMIT, _FIELD_PCIE_RECEIVE = (197, 0), (198, 0)
-_NANOSECONDS = 1_000_000_000
-_FIELDS = {  # (field, scope): family, labels, divisor to the base unit
-    (74, 0): ("gpu_clock_event_seconds_total", ("reason", "sw_power_cap"), _NANOSECONDS),
-    (76, 0): ("gpu_clock_event_seconds_total", ("reason", "sync_boost"), _NANOSECONDS),
-    (269, 0): ("gpu_clock_event_seconds_total", ("reason", "sw_thermal"), _NANOSECONDS),
-    (270, 0): ("gpu_clock_event_seconds_total", ("reason", "hw_thermal"), _NANOSECONDS),
-    (271, 0): ("gpu_clock_event_seconds_total", ("reason", "hw_power_brake"), _NANOSECONDS),
-    (82, 0): ("gpu_temperature_celsius", ("sensor", "memory"), 1),
-}
-_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS; links that are not there answer so, once a minute
-_KIB = 1024
-_NVLINK_FIELDS = {
-    **{(138, link): ("gpu_nvlink_transmit_bytes_total", str(link)) for link in range(_NVLINKS)},
-    **{(139, link): ("gpu_nvlink_receive_bytes_total", str(link)) for link in range(_NVLINKS)},
-}
-_FIELD_LIMIT = 2.0**62  # NVML's "not available" is the largest number of the type
-_ABSENT_FIELD_CODES = SETTLED_CODES | {INVALID_ARGUMENT, NOT_FOUND}
-_ALL_FIELDS = (*_FIELDS, *_NVLINK_FIELDS, _FIELD_PCIE_TRANSMIT, _FIELD_PCIE_RECEIVE)
-
-
-def read_fields(
-    device: Device, calls: DeviceCalls, builder: SampleBuilder
-) -> tuple[FieldValue | None, FieldValue | None]:
-    """Read all numbered fields this GPU has in one call.
-
-    Returns:
-        The PCIe byte counters, transmitted and received.
-    """
-    wanted = [field for field in _ALL_FIELDS if not calls.rests(field)]
-    answers = calls.attempt(device.fields, wanted, key=("fields",)) if wanted else None
-    found = {
-        field: answer
-        for field, answer in zip(wanted, answers or (), strict=False)
-        if _is_answered(field, answer, calls)
-    }
-    for field, (family, pair, divisor) in _FIELDS.items():
-        if field in found:
-            _add_field(field, found[field], family, pair, divisor, builder)
-    for field, (family, link) in _NVLINK_FIELDS.items():
-        if field not in found:
-            continue
-        if found[field].is_wide:  # 32 bits of KiB wrap within minutes
-            _add_field(field, found[field], family, ("link", link), 1 / _KIB, builder)
-        else:
-            builder.reject(str(field[0]))
-    return found.get(_FIELD_PCIE_TRANSMIT), found.get(_FIELD_PCIE_RECEIVE)
-
-
-def _is_answered(field: tuple[int, int], answer: FieldValue, calls: DeviceCalls) -> bool:
-    if answer.code == 0:
-        return True
-    if answer.code in _ABSENT_FIELD_CODES:
-        calls.settle(field, answer.code)
-    else:
-        text = f"field {field[0]} scope {field[1]}"
-        calls.count_error(NvmlError("nvmlDeviceGetFieldValues", answer.code, text))
-    return False
-
-
-def _add_field(
-    field: tuple[int, int],
-    answer: FieldValue,
-    family: str,
-    pair: tuple[str, str],
-    divisor: float,
-    builder: SampleBuilder,
-) -> None:
-    if answer.value is None:
-        builder.reject(str(field[0]))
-    elif builder.is_plausible(str(field[0]), answer.value, _FIELD_LIMIT):
-        builder.add(family, answer.value / divisor, pair)
 
 
 class _Direction(NamedTuple):

@@ -11,7 +11,6 @@ from tailwatch_exporters._nvml import Library
 from tailwatch_exporters.gpu_device import DeviceSampler, DeviceTotals, Identity
 from tailwatch_exporters.gpu_families import FAMILIES
 from tailwatch_exporters.gpu_sample import SETTLED_SAMPLES
-from tailwatch_tracing.exposition import Family, render_families
 from tests.exporters.support import GPU0, Clock, NvmlMock, Values, parse
 
 EVERYTHING = (
@@ -51,9 +50,7 @@ class Gpu:
         self.clock.now += seconds
         self.sampler.sample()
         snapshot = self.sampler.state.snapshot
-        series = snapshot.samples if snapshot else {}
-        page = render_families(Family(n, *FAMILIES[n], samples) for n, samples in series.items())
-        return parse(page.decode())
+        return parse("".join(snapshot.lines.values()) if snapshot else "")
 
 
 @pytest.fixture
@@ -416,6 +413,13 @@ def test_nvlink_counts_kibibytes_per_link(nvml: NvmlMock, gpu: Gpu) -> None:
     assert value(page, "gpu_nvlink_transmit_bytes_total", link="17") == 5 * 1024
     assert value(page, "gpu_nvlink_receive_bytes_total", link="17") is None
     assert not gpu.totals.errors
+
+
+def test_only_links_that_exist_are_shown(nvml: NvmlMock, gpu: Gpu) -> None:
+    nvml.replace("fi.91=2", "fi.138=1000")
+    page = gpu.sample()
+    links = {dict(labels)["link"] for labels in page.of("gpu_nvlink_transmit_bytes_total")}
+    assert links == {"0", "1"}
 
 
 @pytest.mark.parametrize(("key", "field"), [("fit.82=7", "82"), ("fit.138.0=1", "138")])
