@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     demo = _Demo(checkout, args.fault, gpus, service_ports["demo"], service_ports["webhook"])
     plan = stack.Stack(
-        programs=stack.prepare(console),
+        programs=stack.prepare(console, service_ports),
         ports=service_ports,
         webhook_url=demo.webhook_url,
         targets=[local_target("tailwatch-service", f"{ADDRESS}:{demo.port}")],
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         "runbooks": plan.url("viewer") + "/runbooks",
     }
     console.line(f"{gpus} simulated GPU{'s' * (gpus > 1)}" if gpus else "no simulated GPU")
-    return stack.run(plan, lambda d: demo.services(plan, d), urls, args.status_file, console)
+    return stack.run(lambda d: demo.services(plan, d), urls, args.status_file, console)
 
 
 @dataclass(frozen=True)

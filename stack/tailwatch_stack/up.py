@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     scrape_configs = [] if args.scrape_config is None else read_scrape_configs(args.scrape_config)
     service_ports = ports.parse(args.port, ports.STACK_PORTS)
     console = Console()
-    programs = stack.prepare(console)
+    programs = stack.prepare(console, service_ports)
     _check_own_files(args, programs)
     plan = stack.Stack(
         programs=programs,
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         "Alertmanager": plan.url("alertmanager"),
         "runbooks": plan.url("viewer") + "/runbooks",
     }
-    return stack.run(plan, plan.services, urls, args.status_file, console)
+    return stack.run(plan.services, urls, args.status_file, console)
 
 
 def _check_own_files(args: argparse.Namespace, programs: stack.Programs) -> None:

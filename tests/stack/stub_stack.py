@@ -2,10 +2,11 @@
 
 usage: stub_stack.py SERVICE...
     quick   ready at once      slow    ready after a second      stubborn  ignores SIGTERM
-    broken  ends at its start  silent  ends without a word
+    broken  ends at its start  silent  ends without a word    brief     ends soon after it was ready
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tailwatch_stack.errors import TailwatchError
@@ -28,6 +29,8 @@ PROGRAMS = {
     "quick": HANDLER + SERVE,
     "slow": HANDLER + "time.sleep(1)\n" + SERVE,
     "stubborn": HANDLER + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE,
+    "brief": HANDLER + "import threading\n"
+    "threading.Timer(0.5, lambda: os._exit(7)).start()\n" + SERVE,
     "broken": "print('first'); raise SystemExit('the disk is full')",
     "silent": "raise SystemExit(3)",
 }
@@ -42,8 +45,8 @@ def service(name: str) -> Service:
     )
 
 
-def announce(running: supervisor.Supervisor) -> None:
-    print("pids", *running.pids.values(), flush=True)
+def note_pids(pids: Mapping[str, int]) -> None:
+    print("pids", *pids.values(), flush=True)
 
 
 def build(directory: Path) -> list[Service]:
@@ -54,7 +57,7 @@ if __name__ == "__main__":
     unwind_on_termination()
     with StopSignals() as signals, run_directory() as directory:
         try:
-            code = supervisor.run(build, announce, Console(), signals, directory)
+            code = supervisor.run(build, note_pids, Console(), signals, directory)
         except TailwatchError as error:
             print(f"error: {error}", flush=True)
             code = error.exit_code

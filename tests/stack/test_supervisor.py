@@ -22,10 +22,14 @@ def stubs(folder: Path, *services: str, prefix: Sequence[str] = ()) -> Iterator[
         yield run
 
 
-def pids(run: Running) -> list[int]:
-    run.wait_for_output("pids ")
-    line = next(line for line in run.output.splitlines() if line.startswith("pids "))
-    return [int(pid) for pid in line.split()[1:]]
+def pids(run: Running, start: int = 0) -> list[int]:
+    """The process ids that were told when all ran, and after each `start` again."""
+
+    def told() -> list[str]:
+        return [line for line in run.output.split("\n")[:-1] if line.startswith("pids ")]
+
+    wait_until(lambda: len(told()) > start, "process ids")
+    return [int(pid) for pid in told()[start].split()[1:]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -94,13 +98,40 @@ def test_no_moment_of_the_start_leaves_anything(tmp_path: Path) -> None:
                 runs = []
 
 
-def test_a_killed_service_is_reported_and_ends_the_others(tmp_path: Path) -> None:
+def test_a_killed_service_is_reported_and_started_again(tmp_path: Path) -> None:
     with stubs(tmp_path, "quick", "slow") as run:
-        quick, _ = pids(run)
+        quick, slow = pids(run)
         os.kill(quick, signal.SIGKILL)
-        assert run.exit_code() == 1
+        again, same = pids(run, start=1)
+        assert again != quick
+        assert same == slow
+        assert len(run.survivors()) == 5
+        assert "the last lines of quick:\n" in run.output
+        killed = f"quick (pid {quick}) was killed by signal 9 (Killed), starting it again now\n"
+        assert killed in run.output
+        wait_until(lambda: run.output.endswith("quick: running\n"), "it answers")
+        run.send(signal.SIGTERM)
+        assert run.exit_code() == 0
         run.assert_nothing_left()
-        assert f"error: quick (pid {quick}) was killed by signal 9 (Killed)" in run.output
+
+
+def test_a_service_that_keeps_ending_is_started_again_ever_later(tmp_path: Path) -> None:
+    with stubs(tmp_path, "slow", "brief") as run:
+        slow, first = pids(run)
+        run.wait_for_output(f"brief (pid {first}) ended with exit code 7, starting it again now")
+        for start, wait in ((1, 1), (2, 2)):
+            same, brief = pids(run, start)
+            assert same == slow
+            run.wait_for_output(
+                f"brief (pid {brief}) ended with exit code 7, starting it again in {wait} s"
+            )
+        ended = time.monotonic()
+        pids(run, start=3)
+        assert time.monotonic() - ended > 1.5
+        run.wait_for_output("starting it again in 4 s")
+        run.send(signal.SIGTERM)  # while it is not there
+        assert run.exit_code() == 0
+        run.assert_nothing_left()
 
 
 def test_a_service_that_fails_to_start_shows_its_last_lines(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_up_runs_the_stack_and_stops_without_a_trace(tmp_path: Path, service_por
         f"  - targets: ['127.0.0.1:{service_port}']\n"
     )
     status_file = tmp_path / "status.json"
+    status_file.write_text('{"a run that was killed": {}}')
     flags = [
         f"--target=service=127.0.0.1:{service_port}",
         f"--scrape-config={jobs}",
@@ -73,6 +74,7 @@ def test_up_runs_the_stack_and_stops_without_a_trace(tmp_path: Path, service_por
         run.wait_for_output("everything runs after")
         wait_until(status_file.exists, "the status file")
         status = json.loads(status_file.read_text())
+        assert "a run that was killed" not in status
         assert list(status["pids"]) == ["exporter", "alertmanager", "prometheus", "viewer"]
         prometheus = status["urls"]["Prometheus"]
         api = f"{prometheus}/api/v1"
@@ -115,17 +117,34 @@ def test_up_runs_the_stack_and_stops_without_a_trace(tmp_path: Path, service_por
         assert kept == {"alertmanager", "prometheus"}
 
 
-def test_a_port_that_is_taken_is_named_before_anything_starts(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named_before_anything_is_downloaded(tmp_path: Path) -> None:
     ports = dict(zip(STACK_PORTS, free_ports(len(STACK_PORTS)), strict=True))
     with (
         socket.create_server(("127.0.0.1", ports["alertmanager"])),
-        up(tmp_path, ports=ports) as run,
+        up(tmp_path, ports=ports, PATH="", XDG_CACHE_HOME=str(tmp_path / "cache")) as run,
     ):
         assert run.exit_code() == 1
         assert run.output == (
             f"tailwatch up: port {ports['alertmanager']} for alertmanager is taken: "
             "stop what listens there or choose another with --port alertmanager=PORT\n"
         )
+        run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("path", "expectation"),
+    [
+        ("no/such/file", "expected a file in a directory that exists"),
+        ("folder", "Is a directory, expected a file"),
+    ],
+)
+def test_a_place_for_the_status_file_is_checked_before_anything_starts(
+    tmp_path: Path, path: str, expectation: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with up(tmp_path, f"--status-file={tmp_path / path}") as run:
+        assert run.exit_code() == 2
+        assert run.output == f"tailwatch up: --status-file {tmp_path / path}: {expectation}\n"
         run.assert_nothing_left()
 
 

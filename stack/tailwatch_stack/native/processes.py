@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,6 @@ class Service:
         name: shown to the person, and the name of its log file.
         command: program and arguments.
         ready_url: answers 200 when the service is ready; None: ready as soon as it runs.
-        url: what to open in a browser, if anything.
         environment: added to ours.
         working_directory: ours if None.
         detail: one short phrase on its state, asked every few seconds while it runs.
@@ -36,7 +36,6 @@ class Service:
     name: str
     command: Sequence[str | Path]
     ready_url: str | None = None
-    url: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: Path | None = None
     detail: Callable[[], str] | None = None
@@ -69,8 +68,8 @@ class Child:
     ) -> None:
         self.service = service
         self.log = log
-        with open(log, "ab") as output:
-            try:
+        try:
+            with open(log, "ab") as output:
                 # Its own session: a Ctrl-C on the terminal reaches us only, and we stop it.
                 self._process = subprocess.Popen(
                     service.command,
@@ -82,9 +81,10 @@ class Child:
                     start_new_session=True,
                     preexec_fn=_before_exec(os.getpid(), signal_mask),
                 )
-            except OSError as error:
-                raise TailwatchError(f"{service.name} cannot be started: {error}") from error
+        except OSError as error:
+            raise TailwatchError(f"{service.name} cannot be started: {error}") from error
         self.pid = self._process.pid
+        self.started = time.monotonic()
 
     def ending(self) -> str | None:
         """Return how the process ended ("ended with exit code 1"), None while it runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tailwatch_stack.errors import TailwatchError
+from tailwatch_stack.errors import TailwatchError, UsageError
 from tailwatch_stack.native import alertmanager, binaries, ports, prometheus, supervisor
 from tailwatch_stack.native.console import Console
 from tailwatch_stack.native.ports import ADDRESS
@@ -161,46 +162,81 @@ def add_status_file_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(
-    stack: Stack,
     build: Callable[[Path], Sequence[Service]],
     urls: Mapping[str, str],
     status_file: Path | None,
     console: Console,
 ) -> int:
-    """Run the services that `build` returns until Ctrl-C or a failure; return the exit code.
+    """Run the services that `build` returns until Ctrl-C; return the exit code.
 
     Args:
-        stack: what runs; its ports are checked.
         build: gets the run's directory, returns the services in the order of their start.
         urls: what to print, and under which name, once all are ready.
         status_file: see `add_status_file_argument`.
         console: where progress goes.
     """
-    ports.check_free(stack.ports)
+    if status_file is not None:
+        _remove_older(status_file)
     began = time.monotonic()
+    announced = False
 
-    def announce(running: supervisor.Supervisor) -> None:
-        console.line()
-        width = max(map(len, urls))
-        for name, url in urls.items():
-            console.line(f"  {name:<{width}}  {url}")
-        console.line()
-        console.line(f"everything runs after {time.monotonic() - began:.1f} s; Ctrl-C stops it")
-        if status_file is not None:
-            _write_json(status_file, {"urls": dict(urls), "pids": running.pids})
+    def note_pids(pids: Mapping[str, int]) -> None:
+        nonlocal announced
+        first, announced = not announced, True
+        if first:
+            _announce(urls, time.monotonic() - began, console)
+        if status_file is None:
+            return
+        try:
+            _write_json(status_file, {"urls": dict(urls), "pids": dict(pids)})
+        except TailwatchError as error:
+            if first:
+                raise
+            console.line(str(error))  # a full disk later on is no reason to stop
 
     with StopSignals() as signals, run_directory() as directory:
         try:
-            return supervisor.run(build, announce, console, signals, directory)
+            return supervisor.run(build, note_pids, console, signals, directory)
         finally:
             if status_file is not None:
-                status_file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # its directory may be gone
+                    status_file.unlink()
 
 
-def prepare(console: Console) -> Programs:
-    """Find the programs; from here on SIGTERM and SIGHUP clean up as Ctrl-C does."""
+def prepare(console: Console, service_ports: Mapping[str, int]) -> Programs:
+    """Check the ports, then find the programs, which may have to be downloaded.
+
+    From here on SIGTERM and SIGHUP clean up as Ctrl-C does.
+
+    Raises:
+        TailwatchError: a port is taken, or a program is not to be had.
+    """
     unwind_on_termination()
+    ports.check_free(service_ports)
     return Programs(console.line)
+
+
+def _announce(urls: Mapping[str, str], seconds: float, console: Console) -> None:
+    console.line()
+    width = max(map(len, urls))
+    for name, url in urls.items():
+        console.line(f"  {name:<{width}}  {url}")
+    console.line()
+    console.line(f"everything runs after {seconds:.1f} s; Ctrl-C stops it")
+
+
+def _remove_older(path: Path) -> None:
+    """Remove the status file of a run that was killed.
+
+    Raises:
+        UsageError: no file can be there.
+    """
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--status-file {path}: expected a file in a directory that exists")
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"--status-file {path}: {error.strerror}, expected a file") from error
 
 
 def _made(directory: Path) -> Path:
@@ -216,9 +252,10 @@ def _write_yaml(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    part = path.with_name(f".{path.name}.part")
     try:
-        part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(document, indent=2) + "\n")
         os.replace(part, path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise TailwatchError(f"--status-file {path}: {error.strerror}") from error

@@ -1,13 +1,15 @@
-"""Start services in order, watch them, and stop them all: on request or when one of them dies."""
+"""Start services in order, start those again that end, and stop them all on request."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from tailwatch_stack.errors import TailwatchError
 from tailwatch_stack.native import loopback
 from tailwatch_stack.native.console import Console, Status
 from tailwatch_stack.native.processes import Child, Service, ServiceFailed
@@ -17,35 +19,54 @@ _TICK_SECONDS = 0.1
 _READY_WITHIN_SECONDS = 60.0
 _STOP_WITHIN_SECONDS = 10.0
 _DETAIL_EVERY_SECONDS = 1.0  # one service each time
+_LONGEST_WAIT_SECONDS = 60  # before a service that keeps ending is started once more
+_STEADY_SECONDS = 60.0  # what ran this long and ends is started again without delay
 
 
 class Stopped(Exception):
     """The person asked to stop while services were being started."""
 
 
+@dataclass
+class _Outage:
+    """A service that ended: how, how long it is waited, and when (monotonic) that is over."""
+
+    ending: str
+    wait_seconds: int
+    over: float
+
+
 class Supervisor:
-    """Runs services under one roof: when one ends, all are stopped.
+    """Runs services under one roof.
+
+    One that ends before it was ready fails the start. Later, the others go on and it is started
+    again: the pager must not go down with a dashboard.
 
     Args:
         directory: of this run: gets a log file per service and their temporary files.
         console: where progress goes.
         signals: entered; tells when to stop.
+        note_pids: called with service -> process id once all run, and when one was started again.
     """
 
-    def __init__(self, directory: Path, console: Console, signals: StopSignals) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        console: Console,
+        signals: StopSignals,
+        note_pids: Callable[[Mapping[str, int]], None],
+    ) -> None:
         self._logs = directory / "logs"
         self._temporary = directory / "tmp"
         for folder in (self._logs, self._temporary):
             folder.mkdir()
         self._console = console
         self._signals = signals
-        self._children: list[Child] = []
+        self._note_pids = note_pids
+        self._children: dict[str, Child] = {}
+        self._outages: dict[str, _Outage] = {}
+        self._waits: dict[str, int] = {}  # seconds waited before the last start again
         self._echoed: dict[str, int] = {}
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Service -> process id, in the order of their start."""
-        return {child.service.name: child.pid for child in self._children}
 
     def start(self, service: Service) -> None:
         """Start one service and wait until it is ready.
@@ -57,13 +78,7 @@ class Supervisor:
         self._console.begin(f"starting {service.name} ...")
         began = time.monotonic()
         try:
-            child = Child(
-                service,
-                self._logs / f"{service.name}.log",
-                self._temporary,
-                self._signals.inherited_mask,
-            )
-            self._children.append(child)
+            child = self._spawn(service)
             self._wait_until_ready(child, began + _READY_WITHIN_SECONDS)
         except BaseException:
             self._console.finish("failed" if self._signals.received is None else "stopped")
@@ -71,26 +86,23 @@ class Supervisor:
         self._console.finish(f"ready after {time.monotonic() - began:.1f} s")
 
     def watch(self) -> None:
-        """Show the services' states until a signal to stop comes.
-
-        Raises:
-            TailwatchError: a service ended.
-        """
-        details = {child.service.name: _detail(child.service) for child in self._children}
-        for child in itertools.cycle(self._children):
-            details[child.service.name] = _detail(child.service)
+        """Show the services' states, and start those again that end, until a signal to stop."""
+        self._note_pids(self._pids())
+        states = {name: self._state(name) for name in self._children}
+        for name in itertools.cycle(tuple(states)):
+            states[name] = self._state(name)
             self._echo()
-            self._console.status([Status(name, detail) for name, detail in details.items()])
-            next_detail = time.monotonic() + _DETAIL_EVERY_SECONDS
-            while time.monotonic() < next_detail:
-                self._raise_if_one_ended()
+            self._console.status([Status(*state) for state in states.items()])
+            next_state = time.monotonic() + _DETAIL_EVERY_SECONDS
+            while time.monotonic() < next_state:
+                self._start_again_what_ended()
                 self._echo()
                 if self._signals.wait(_TICK_SECONDS):
                     return
 
     def stop(self) -> None:
         """Stop every child, the last started first; a second signal makes it at once."""
-        running = [child for child in reversed(self._children) if child.ending() is None]
+        running = [c for c in reversed(self._children.values()) if c.ending() is None]
         if running:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 self._console.line("stopping")
@@ -122,17 +134,67 @@ class Supervisor:
         )
 
     def _raise_if_one_ended(self) -> None:
-        for child in self._children:
+        for child in self._children.values():
             ending = child.ending()
             if ending is not None:
                 raise ServiceFailed(child, f"(pid {child.pid}) {ending}")
 
+    def _start_again_what_ended(self) -> None:
+        for name, child in self._children.items():
+            ending = child.ending()
+            if ending is None:
+                continue
+            outage = self._outages.get(name)
+            if outage is None:
+                outage = self._outages[name] = self._outage(child, ending)
+                _show_log(child, self._console)
+                self._console.line(f"{name} (pid {child.pid}) {_in_words(outage)}")
+            if time.monotonic() >= outage.over:
+                self._start_again(child.service, outage)
+
+    def _outage(self, child: Child, ending: str) -> _Outage:
+        """Return when to start a child again: at once, then after 1, 2, 4 ... 60 seconds."""
+        now = time.monotonic()
+        name = child.service.name
+        if name not in self._waits or now - child.started >= _STEADY_SECONDS:
+            wait = 0
+        else:
+            wait = min(max(1, 2 * self._waits[name]), _LONGEST_WAIT_SECONDS)
+        self._waits[name] = wait
+        return _Outage(ending, wait, now + wait)
+
+    def _start_again(self, service: Service, outage: _Outage) -> None:
+        try:
+            self._spawn(service)
+        except TailwatchError as error:  # out of processes or memory: that may pass
+            outage.wait_seconds = _LONGEST_WAIT_SECONDS
+            outage.over = time.monotonic() + _LONGEST_WAIT_SECONDS
+            self._console.line(str(error))
+            return
+        del self._outages[service.name]
+        self._note_pids(self._pids())
+
+    def _spawn(self, service: Service) -> Child:
+        child = self._children[service.name] = Child(
+            service,
+            self._logs / f"{service.name}.log",
+            self._temporary,
+            self._signals.inherited_mask,
+        )
+        return child
+
+    def _pids(self) -> dict[str, int]:
+        return {name: child.pid for name, child in self._children.items()}
+
+    def _state(self, name: str) -> str:
+        outage = self._outages.get(name)
+        return _in_words(outage) if outage else _detail(self._children[name].service)
+
     def _echo(self) -> None:
         """Print the whole lines that echoing services have written since the last time."""
-        for child in self._children:
+        for name, child in self._children.items():
             if not child.service.echo:
                 continue
-            name = child.service.name
             with open(child.log, "rb") as log:
                 log.seek(self._echoed.get(name, 0))
                 text = log.read()
@@ -150,6 +212,11 @@ def _show_log(child: Child, console: Console) -> None:
         console.line(f"    {line}")
 
 
+def _in_words(outage: _Outage) -> str:
+    when = f"in {outage.wait_seconds} s" if outage.wait_seconds else "now"
+    return f"{outage.ending}, starting it again {when}"
+
+
 def _detail(service: Service) -> str:
     if service.detail is not None:
         return service.detail()
@@ -160,25 +227,24 @@ def _detail(service: Service) -> str:
 
 def run(
     build: Callable[[Path], Sequence[Service]],
-    announce: Callable[[Supervisor], None],
+    note_pids: Callable[[Mapping[str, int]], None],
     console: Console,
     signals: StopSignals,
     directory: Path,
 ) -> int:
-    """Run services until a signal to stop or a failure; return the exit code.
+    """Run services until a signal to stop or a failed start; return the exit code.
 
     Args:
         build: renders configurations into the directory it is given, returns the services.
-        announce: called once when all are ready.
+        note_pids: called with service -> process id once all run, and when one was started again.
         console: where progress goes.
         signals: entered.
         directory: of this run.
     """
-    supervisor = Supervisor(directory, console, signals)
+    supervisor = Supervisor(directory, console, signals, note_pids)
     try:
         for service in build(directory):
             supervisor.start(service)
-        announce(supervisor)
         supervisor.watch()
         return 0
     except Stopped:
