@@ -190,6 +190,16 @@ def test_a_wrong_method_keeps_the_template(method: str) -> None:
     assert asyncio.run(templates(fastapi_app(), paths, method)) == [t for _, t in cases]
 
 
+def test_of_two_wrong_methods_the_first_route_answers() -> None:
+    app = Starlette(
+        routes=[
+            Route("/{x}", answer, methods=["POST"]),
+            Route("/items", answer, methods=["PUT"]),
+        ]
+    )
+    assert asyncio.run(templates(app, ["/items"])) == ["/{x}"]
+
+
 def test_behind_a_proxy_the_prefix_is_not_part_of_the_template() -> None:
     paths = ["/proxy" + path for path, _ in FASTAPI_CASES]
     found = asyncio.run(templates(fastapi_app(), paths, root_path="/proxy"))

@@ -403,6 +403,7 @@ def test_a_stage_that_closed_after_the_end_was_read_adds_up(
     shares = [ns for cells in ours.stages.cells.values() for ns in cells.exclusive_ns]
     assert sum(shares) == end_ns - 1_000
     assert min(shares) >= 0
+    assert all(cells.covered_ns >= 0 for cells in ours.stages.cells.values())
     assert all(count >= 0 for cells in ours.stages.cells.values() for count in cells.counts)
 
 
@@ -483,3 +484,25 @@ def test_a_stage_closed_in_another_context_is_counted_and_over(clock: Clock) -> 
 
     asyncio.run(main())
     assert exclusive() == {"postprocess": 1.0, "inference": 2.0}
+
+
+def test_closing_a_stage_of_elsewhere_leaves_the_request_its_own(clock: Clock) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        with stage("postprocess"):
+            yield 1
+
+    generator = numbers()
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        with suppress(StopAsyncIteration):
+            await anext(generator)
+        with stage("inference"):
+            clock.advance(2)
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        await anext(generator)
+        await request(app_of(handler), "/x")
+
+    asyncio.run(main())
+    assert exclusive() == {"inference": 2.0}
