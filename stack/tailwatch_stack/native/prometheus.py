@@ -13,16 +13,24 @@ from tailwatch_stack.errors import UsageError
 from tailwatch_stack.native import debian, loopback
 from tailwatch_stack.native.ports import ADDRESS
 from tailwatch_stack.native.processes import Service
-from tailwatch_stack.native.targets import Target
+from tailwatch_stack.native.targets import LOOPBACK_HOST, Target, this_host
 
 _SHIPPED = Path(__file__).resolve().parents[1] / "config" / "prometheus.yml"
 
 # For targets of a person's own scrape configuration: the shipped rules join on `host`.
-_HOST_FROM_ADDRESS = {
-    "source_labels": ["host", "__address__"],
-    "regex": r";\[?(.+?)\]?:\d+",
-    "target_label": "host",
-}
+_HOST_LIKE_OUR_TARGETS = (
+    {
+        "source_labels": ["host", "__address__"],
+        "regex": r";\[?(.+?)\]?:\d+",
+        "target_label": "host",
+    },
+    {
+        "source_labels": ["host"],
+        "regex": LOOPBACK_HOST,
+        "target_label": "host",
+        "replacement": this_host(),
+    },
+)
 
 
 def configuration(
@@ -61,7 +69,7 @@ def configuration(
         if mine:
             jobs.append(job)
     for extra in scrape_configs:
-        relabel = [*(extra.get("relabel_configs") or []), _HOST_FROM_ADDRESS]
+        relabel = [*(extra.get("relabel_configs") or []), *_HOST_LIKE_OUR_TARGETS]
         jobs.append({**extra, "relabel_configs": relabel})
     config["scrape_configs"] = jobs
     return config

@@ -11,12 +11,13 @@ import yaml
 
 from tailwatch_stack.errors import UsageError
 
+LOOPBACK_HOST = r"localhost|127(\.\d+){3}|::1"  # for Python and for Prometheus' RE2
+
 JOBS = {"service": "tailwatch-service", "exporter": "tailwatch-exporter"}
 
 _TARGET = re.compile(
     r"(?P<kind>\w+)=(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})(?P<path>/\S*)?"
 )
-_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
 
 
 class Target(NamedTuple):
@@ -27,9 +28,14 @@ class Target(NamedTuple):
     labels: dict[str, str]
 
 
+def this_host() -> str:
+    """Return the value of the label `host` for this machine."""
+    return platform.node()
+
+
 def local_target(job: str, address: str) -> Target:
     """Return a target on this machine."""
-    return Target(job, address, {"host": platform.node()})
+    return Target(job, address, {"host": this_host()})
 
 
 def parse_target(text: str) -> Target:
@@ -47,11 +53,11 @@ def parse_target(text: str) -> Target:
             f"--target {text}: expected service=HOST:PORT or exporter=HOST:PORT, "
             "then a path if it is not /metrics"
         )
-    host = match["host"]
-    labels = {"host": platform.node() if _LOOPBACK.fullmatch(host) else host.strip("[]")}
+    host = match["host"].strip("[]")
+    labels = {"host": this_host() if re.fullmatch(LOOPBACK_HOST, host) else host}
     if match["path"] is not None:
         labels["__metrics_path__"] = match["path"]
-    return Target(JOBS[match["kind"]], f"{host}:{match['port']}", labels)
+    return Target(JOBS[match["kind"]], f"{match['host']}:{match['port']}", labels)
 
 
 def read_scrape_configs(path: Path) -> list[dict[str, Any]]:
