@@ -21,7 +21,7 @@ from tailwatch_stack.native.targets import local_target
 
 PORTS = {**ports.STACK_PORTS, "demo": 12164, "webhook": 12165}
 MOST_GPUS = 8  # the demo service takes no more
-_PACKAGES = ("aiohttp", "httptools", "magika", "onnxruntime", "uvloop")  # the group `demo`
+PACKAGES = ("aiohttp", "fastapi", "httptools", "magika", "onnxruntime", "uvloop")  # group `demo`
 _OVERVIEW = f"{stack.OVERVIEW}?var-service=content-type"
 
 
@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--simulate-gpu",
         type=int,
         metavar="N",
-        help="simulate N GPUs (default: 1 on a machine without a GPU, else 0)",
+        help="simulate N GPUs (default: 1 on a machine without a GPU and for a fault that needs "
+        "one, else 0)",
     )
     ports.add_argument(parser, PORTS)
     stack.add_status_file_argument(parser)
@@ -44,10 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if checkout is None:
         raise UsageError("runs from a checkout of tailwatch only: git clone it, then make demo")
     service_ports = ports.parse(args.port, PORTS)
-    gpus = _default_gpus() if args.simulate_gpu is None else args.simulate_gpu
-    if not 0 <= gpus <= MOST_GPUS:
-        raise UsageError(f"--simulate-gpu {gpus}: expected 0 to {MOST_GPUS}")
-    _check_fault(checkout, args.fault, gpus)
+    gpus = _gpus(args.simulate_gpu, checkout, args.fault)
     _check_set_up(checkout, gpus)
     console = Console()
     demo = _Demo(checkout, args.fault, gpus, service_ports["demo"], service_ports["webhook"])
@@ -122,21 +120,36 @@ class _Demo:
         )
 
 
-def _check_fault(checkout: Path, name: str | None, gpus: int) -> None:
-    """Raise UsageError if there is no such fault, or if it lacks the GPU that it needs."""
+def _gpus(asked: int | None, checkout: Path, fault: str | None) -> int:
+    """Return how many GPUs to simulate; raise UsageError if that, or the fault, cannot be."""
+    needed = _needs_gpu(checkout, fault)
+    if asked is None:
+        return 1 if needed or not _machine_has_gpu() else 0
+    if not 0 <= asked <= MOST_GPUS:
+        raise UsageError(f"--simulate-gpu {asked}: expected 0 to {MOST_GPUS}")
+    if needed and not asked:
+        raise UsageError(f"--simulate-gpu 0: --fault {fault} needs at least 1")
+    return asked
+
+
+def _machine_has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _needs_gpu(checkout: Path, name: str | None) -> bool:
+    """Return whether a fault needs a simulated GPU; raise UsageError if there is none such."""
     if name is None:
-        return
+        return False
     sys.path.insert(0, str(checkout))  # the console script does not look there
     faults = importlib.import_module("demo.faults").FAULTS
     if name not in faults:
         raise UsageError(f"--fault {name}: expected one of {', '.join(faults)}")
-    if faults[name].needs_simulated_gpu and not gpus:
-        raise UsageError(f"--fault {name} needs a simulated GPU: add --simulate-gpu 1")
+    return bool(faults[name].needs_simulated_gpu)
 
 
 def _check_set_up(checkout: Path, gpus: int) -> None:
     """Raise TailwatchError if `make setup` has something to do yet."""
-    for package in _PACKAGES:
+    for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise TailwatchError(f"needs the Python package {package}: make setup")
     library = _mock_library(checkout)
@@ -146,10 +159,6 @@ def _check_set_up(checkout: Path, gpus: int) -> None:
 
 def _mock_library(checkout: Path) -> Path:
     return checkout / "demo" / "nvml_mock" / "build" / "libnvidia-ml.so.1"
-
-
-def _default_gpus() -> int:
-    return 0 if any(Path("/dev").glob("nvidia[0-9]*")) else 1
 
 
 def _before(variable: str, directory: Path) -> str:

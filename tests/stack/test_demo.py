@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import tomllib
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tailwatch_stack import cli, demo
 from tailwatch_stack.native import loopback
 from tests.stack.running import free_ports, running, wait_until
 
+ROOT = Path(__file__).parents[2]
 NAMES = ("prometheus", "alertmanager", "exporter", "viewer", "demo", "webhook")
 
 
@@ -28,7 +30,7 @@ NAMES = ("prometheus", "alertmanager", "exporter", "viewer", "demo", "webhook")
         ),
         (
             ["--fault=overload", "--simulate-gpu=0"],
-            "--fault overload needs a simulated GPU: add --simulate-gpu 1",
+            "--simulate-gpu 0: --fault overload needs at least 1",
         ),
         (["--simulate-gpu=-1"], "--simulate-gpu -1: expected 0 to 8"),
         (["--simulate-gpu=9"], "--simulate-gpu 9: expected 0 to 8"),
@@ -40,6 +42,22 @@ def test_wrong_usage_is_one_line(
 ) -> None:
     assert cli.main(["demo", *flags]) == 2
     assert capsys.readouterr().err == f"tailwatch demo: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "fault", "simulated"),
+    [(False, None, 1), (True, None, 0), (True, "stalls", 0), (True, "slow-preprocess", 1)],
+)
+def test_gpus_are_simulated_where_there_are_none_and_for_faults_that_need_one(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, fault: str | None, simulated: int
+) -> None:
+    monkeypatch.setattr(demo, "_machine_has_gpu", lambda: has_gpu)
+    assert demo._gpus(None, ROOT, fault) == simulated
+
+
+def test_the_packages_looked_for_are_those_of_the_group_demo() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    assert [requirement.partition(">=")[0] for requirement in groups["demo"]] == [*demo.PACKAGES]
 
 
 def test_an_installed_wheel_has_no_demo(
