@@ -191,9 +191,11 @@ def test_exclude_is_the_users_to_choose() -> None:
 # --- its own errors ---
 
 
-@pytest.mark.parametrize("broken", ["route_cells", "count_request"])
+@pytest.mark.parametrize(
+    ("broken", "where"), [("route_cells", "route"), ("count_request", "request")]
+)
 def test_an_error_in_the_counting_fails_no_request(
-    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broken: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = starlette_app()
 
@@ -208,7 +210,7 @@ def test_an_error_in_the_counting_fails_no_request(
     with caplog.at_level(logging.WARNING):
         exchanges = asyncio.run(main())
     assert [exchange.body for exchange in exchanges] == [b"ok"] * 3
-    assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 3}
+    assert nonzero("tailwatch_errors_total", ["where"]) == {(where,): 3}
     assert values("inference_requests_in_flight") == {(): 0}
     assert len(caplog.records) == 1, "said once, not per request"
 
@@ -226,7 +228,8 @@ def test_an_unreadable_route_fails_no_request() -> None:
         await PlainTextResponse("ok")(scope, receive, send)
 
     assert asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x")).body == b"ok"
-    assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 1}
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("route",): 1}
+    assert nonzero("inference_requests_total", ["route"]) == {("__unmatched__",): 1}
 
 
 @pytest.mark.parametrize("status", [None, "200", object()], ids=["none", "text", "object"])

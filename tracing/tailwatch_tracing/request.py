@@ -137,7 +137,11 @@ class Request(Unit):
             if timeout_ns is not None and duration_ns > timeout_ns:
                 outcome = self._unless_timed_out(outcome, timeout_ns)
             scope = self.scope
-            route = self.routes.find(scope)
+            try:
+                route = self.routes.find(scope)
+            except Exception:  # a kind of route nobody has met yet
+                service.note_error("route")
+                route = self.routes.unmatched
             key = (scope["method"], status, outcome)
             count = route.requests.get(key)
             if count is not None:

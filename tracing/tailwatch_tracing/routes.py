@@ -19,18 +19,18 @@ Scope = MutableMapping[str, Any]
 
 UNMATCHED = "__unmatched__"
 
-_KEPT = 4096  # routes, and as many concrete places below mounts
+_KEPT = 4096  # routes and concrete places below mounts, together
 _DEEPEST = 32  # mounts and wrappers that are looked through
 
 
 class RouteTable:
     """Scope of a finished request -> cells of its route template, through a bounded cache."""
 
-    __slots__ = ("_by_place", "_by_route", "_kept", "_unmatched", "service")
+    __slots__ = ("_by_place", "_by_route", "_kept", "service", "unmatched")
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._unmatched = service.route_cells(UNMATCHED)
+        self.unmatched = service.route_cells(UNMATCHED)
         self._by_route: dict[Any, RouteCells] = {}
         self._by_place: dict[Any, RouteCells] = {}
         self._kept: list[object] = []  # an id is a key as long as its object lives
@@ -52,7 +52,7 @@ class RouteTable:
         """Return the cells of a request below a mount, or one whose route the scope lacks."""
         route, endpoint = scope.get("route"), scope.get("endpoint")
         if endpoint is None and "router" in scope:
-            return self._unmatched  # a router has looked and found nothing
+            return self.unmatched  # a router has looked and found nothing
         included = _included(scope)
         # Below a mount the routes and the concrete prefix decide; without a route the path does.
         where = scope.get("root_path") if route is not None else scope["path"]

@@ -47,7 +47,7 @@ METHODS = frozenset(
 )
 """Methods of RFC 9110, RFC 5789 and the IETF's QUERY draft; any other is `_OTHER`."""
 
-ERRORS = ("request", "metrics", "stage", "spans", "registry")
+ERRORS = ("request", "route", "metrics", "stage", "spans", "registry")
 """Places where an error of our own is caught; each has a series from the start."""
 
 DEFAULT_SERIES_LIMIT = 2000
