@@ -1,6 +1,6 @@
 import { useMemo, useState } from 'react';
 import type { Panel } from '../model/dashboard';
-import { layout, panelsUnder } from '../model/layout';
+import { layout, panelsUnder, stacked } from '../model/layout';
 import type { DashboardContext } from './context';
 import { PanelView } from './PanelView';
 import { RowHeader } from './RowHeader';
@@ -10,6 +10,8 @@ const COLUMNS = 24;
 /** Pixels of a grid row, the gap below it included, as in Grafana. */
 const ROW_HEIGHT = 38;
 const GAP = 8;
+/** Pixels under which columns are too narrow to read, on a phone. */
+const NARROW = 768;
 
 interface PanelGridProps {
   panels: Panel[];
@@ -19,10 +21,11 @@ interface PanelGridProps {
 export function PanelGrid({ panels, context }: PanelGridProps) {
   const [element, width] = useElementWidth();
   const [toggled, setToggled] = useState<ReadonlySet<number>>(new Set());
-  const { placed, height } = useMemo(
-    () => layout(panels, (row) => Boolean(row.collapsed) !== toggled.has(row.id)),
-    [panels, toggled],
-  );
+  const isNarrow = width < NARROW;
+  const { placed, height } = useMemo(() => {
+    const grid = layout(panels, (row) => Boolean(row.collapsed) !== toggled.has(row.id));
+    return isNarrow ? stacked(grid) : grid;
+  }, [panels, toggled, isNarrow]);
   const toggle = (id: number) =>
     setToggled((last) => {
       const next = new Set(last);
@@ -36,7 +39,8 @@ export function PanelGrid({ panels, context }: PanelGridProps) {
     >
       {width > 0 &&
         placed.map(({ panel, y }) => {
-          const { x, w, h } = panel.gridPos;
+          const { h } = panel.gridPos;
+          const { x, w } = isNarrow ? { x: 0, w: COLUMNS } : panel.gridPos;
           const box = {
             left: Math.round(x * column),
             top: y * ROW_HEIGHT,

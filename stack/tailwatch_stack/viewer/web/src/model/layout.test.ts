@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Panel } from './dashboard';
-import { layout, panelsUnder } from './layout';
+import { layout, panelsUnder, stacked } from './layout';
 
 const panel = (id: number, y: number, h: number, rest: Partial<Panel> = {}): Panel => ({
   id,
@@ -69,6 +69,20 @@ describe('layout', () => {
       height: 26,
     });
   });
+});
+
+it('stacks panels in reading order', () => {
+  const beside = (id: number, x: number, y: number, h: number) => ({
+    ...panel(id, y, h),
+    gridPos: { x, y, w: 8, h },
+  });
+  const grid = layout([beside(1, 0, 0, 4), beside(3, 0, 4, 2), beside(2, 8, 0, 8)], () => false);
+  expect(stacked(grid).placed.map(({ panel, y }) => [panel.id, y])).toEqual([
+    [1, 0],
+    [2, 4],
+    [3, 12],
+  ]);
+  expect(stacked(grid).height).toBe(14);
 });
 
 it('knows the panels under a row', () => {

@@ -42,6 +42,18 @@ export function layout(panels: Panel[], isCollapsed: (row: Panel) => boolean): L
   return { placed, height: top };
 }
 
+/** The same panels one below the other, in reading order: for a page too narrow for columns. */
+export function stacked({ placed }: Layout): Layout {
+  const order = placed.toSorted((a, b) => a.y - b.y || a.panel.gridPos.x - b.panel.gridPos.x);
+  let height = 0;
+  const below = order.map(({ panel }) => {
+    const y = height;
+    height += panel.gridPos.h;
+    return { panel, y };
+  });
+  return { placed: below, height };
+}
+
 /** The panels that a row heads. */
 export function panelsUnder(panels: Panel[], row: Panel): Panel[] {
   return sections(panels).find((section) => section.row === row)?.panels ?? [];
