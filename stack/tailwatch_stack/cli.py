@@ -7,6 +7,7 @@ import importlib
 import platform
 import sys
 from importlib.metadata import version
+from types import ModuleType
 from typing import NamedTuple
 
 from tailwatch_stack.errors import TailwatchError
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _load(command: Command):  # type: ignore[no-untyped-def]
+def _load(command: Command) -> ModuleType:
     try:
         return importlib.import_module(command.module)
     except ModuleNotFoundError as error:
