@@ -16,7 +16,7 @@ setup: .venv/.installed viewer mock ## virtual environment, viewer bundle, mock 
 .venv/.installed: pyproject.toml requirements/dev.lock requirements/uv.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"tailwatch needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: set PYTHON=")'
 	@echo "setup: Python packages into .venv"
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv # pip comes last: what lacks it was cut short
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/uv.lock
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements/dev.lock requirements/uv.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
