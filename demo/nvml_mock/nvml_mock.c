@@ -36,6 +36,7 @@
  *   fail.*.<gpu>=15          every call on that GPU returns that error
  *   delay_us.<function>=20000  delay_us.<function>.<gpu>=  delay_us.*.<gpu>=   the call takes that long
  *   unhang=1                 calls that are being delayed return at once
+ *   exit_waits=1             the process cannot run its exit handlers while a call is being delayed
  *   epoch=1                  a higher number = the driver was reloaded: every call returns stale_rc
  *                            (default 15) until nvmlShutdown and nvmlInit
  *   fork_uninit=1            calls of a forked child return NVML_ERROR_UNINITIALIZED
@@ -318,8 +319,11 @@ static i64 injected_delay_us(const char *function, int gpu)
     return setting(key, us);
 }
 
+static int delayed_calls;
+
 static void wait_us(i64 us)
 {
+    __atomic_add_fetch(&delayed_calls, 1, __ATOMIC_SEQ_CST);
     while (us > 0) {
         i64 step = us > 100000 ? 100000 : us;
         usleep((useconds_t)step);
@@ -330,6 +334,13 @@ static void wait_us(i64 us)
             us = 0;
         pthread_mutex_unlock(&lock);
     }
+    __atomic_sub_fetch(&delayed_calls, 1, __ATOMIC_SEQ_CST);
+}
+
+__attribute__((destructor)) static void wait_at_exit(void)
+{
+    while (__atomic_load_n(&delayed_calls, __ATOMIC_SEQ_CST) && setting("exit_waits", 0))
+        usleep(10000);
 }
 
 static int enter(const char *function, const Device *d)

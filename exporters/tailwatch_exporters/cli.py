@@ -174,7 +174,7 @@ def _serve(server: HttpServer, host: str, collectors: list[Collector]) -> int:
     for collector in collectors:
         collector.start()
     fatal = None
-    while not ending.wait(_WATCH_SECONDS) and fatal is None:
+    while fatal is None and not ending.wait(_WATCH_SECONDS):
         fatal = next((text for c in collectors if (text := c.fatal()) is not None), None)
     server.stop()
     if not _stop(collectors):
