@@ -39,6 +39,11 @@ _UNITS = {
     "factor": _Unit("a number of at least 1", _number(lambda x: x >= 1)),
     "seconds": _Unit("a number of seconds above 0", _number(lambda x: x > 0)),
     "count": _Unit("a number above 0", _number(lambda x: x > 0)),
+    # Windows of 5 minutes need a handful of recorded samples, and Prometheus whole seconds.
+    "interval": _Unit(
+        "a whole number of seconds from 1 to 60",
+        lambda x: type(x) is int and 1 <= x <= 60,
+    ),
     "duration": _Unit(
         "a duration such as 30s, 5m or 1h",
         lambda x: isinstance(x, str) and _DURATION.fullmatch(x) is not None,

@@ -16,7 +16,7 @@ import yaml
 
 from tailwatch_stack.native.binaries import locate
 from tests.rules.files import ROOT
-from tests.rules.running import free_port, server, wait_for
+from tests.rules.running import server, wait_for
 
 CONFIG = ROOT / "stack" / "tailwatch_stack" / "config" / "alertmanager.yml"
 WEBHOOK = "http://127.0.0.1:12165"
@@ -105,16 +105,17 @@ def test_pages_and_tickets_are_delivered_and_only_causes_inhibited(tmp_path: Pat
         config = yaml.safe_load(text)
         config["route"]["group_wait"] = "1s"  # the shipped 10 s only cost time here
         (tmp_path / "alertmanager.yml").write_text(yaml.safe_dump(config))
-        api = free_port()
-        command: list[str | Path] = [
-            locate("alertmanager"),
-            f"--config.file={tmp_path}/alertmanager.yml",
-            f"--storage.path={tmp_path}/data",
-            f"--web.listen-address=127.0.0.1:{api}",
-            "--cluster.listen-address=",
-        ]
-        with server(api, tmp_path / "log", command) as alertmanager:
-            wait_for(lambda: alertmanager.get("/api/v2/status"), "Alertmanager answers")
+
+        def command(api: int) -> list[str | Path]:
+            return [
+                locate("alertmanager"),
+                f"--config.file={tmp_path}/alertmanager.yml",
+                f"--storage.path={tmp_path}/data",
+                f"--web.listen-address=127.0.0.1:{api}",
+                "--cluster.listen-address=",
+            ]
+
+        with server(command, "/api/v2/status", tmp_path / "log") as alertmanager:
             # Causes after what inhibits them, as they would come.
             alertmanager.post("/api/v2/alerts", [{"labels": alert} for alert in ALERTS])
             wait_for(
@@ -122,7 +123,7 @@ def test_pages_and_tickets_are_delivered_and_only_causes_inhibited(tmp_path: Pat
                     len(alerts_of(received, "/page")) == 4
                     and len(alerts_of(received, "/ticket")) == 6
                 ),
-                f"notifications, got {received}",
+                lambda: f"got {received}",
             )
             states = {
                 tuple(sorted(alert["labels"].items())): alert["status"]["state"]

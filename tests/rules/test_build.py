@@ -102,6 +102,13 @@ def test_a_copy_of_the_whole_file_is_accepted() -> None:
             "latency_tail: {ratio_min: 0.5}",
             "latency_tail.ratio_min is 0.5, expected a number of at least 1",
         ),
+        *(
+            (
+                f"evaluation: {{interval_seconds: {value}}}",
+                f"evaluation.interval_seconds is {value}, expected a whole number of seconds",
+            )
+            for value in (0, 15.5, 61)
+        ),
         (
             "latency_tail: {p99_min_seconds: 0}",
             "latency_tail.p99_min_seconds is 0, expected a number of seconds above 0",
