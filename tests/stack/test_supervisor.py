@@ -168,6 +168,18 @@ def test_a_second_signal_ends_a_stubborn_service_at_once(tmp_path: Path) -> None
         run.assert_nothing_left()
 
 
+def test_a_terminal_that_closes_tells_twice_and_nothing_is_killed_for_it(tmp_path: Path) -> None:
+    with stubs(tmp_path, "stubborn") as run:
+        pids(run)
+        for _ in range(2):
+            run.send(signal.SIGHUP)
+            time.sleep(0.5)  # it is being waited for
+        assert any("SIG_IGN" in line for line in run.survivors())
+        run.send(signal.SIGINT)
+        assert run.exit_code() == 0
+        run.assert_nothing_left()
+
+
 def test_killing_the_supervisor_leaves_nothing(tmp_path: Path) -> None:
     with stubs(tmp_path, "quick", "stubborn") as run:
         pids(run)

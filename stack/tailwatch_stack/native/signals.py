@@ -47,7 +47,7 @@ class StopSignals:
         trace: TracebackType | None,
     ) -> None:
         """Let signals through again; those that came meanwhile are done with."""
-        while self.wait(0):
+        while signal.sigtimedwait(self._watched, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited_mask)
 
@@ -56,5 +56,7 @@ class StopSignals:
         signal_info = signal.sigtimedwait(self._watched, seconds)
         if signal_info is None:
             return False
+        if signal_info.si_signo == self.received == signal.SIGHUP:
+            return False  # a terminal that closes tells twice, by the kernel and by the shell
         self.received = self.received or signal_info.si_signo
         return True
