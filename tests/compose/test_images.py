@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,24 +85,21 @@ def test_what_compose_starts_becomes_healthy_and_stops_when_told(
     command = [*entrypoint(image), *services[name]["command"]]
     if not any(port in argument for argument in command):
         command.append(f"--port={port}")  # the service's default, moved off it here
-    process = start(installed[image], [replaced(argument, here) for argument in command])
-    try:
-        probe = replaced(probe_of(services[name]), here)
+    probe = ["python", "-c", replaced(probe_of(services[name]), here)]
+    with started(installed[image], [replaced(argument, here) for argument in command]) as process:
         deadline = time.monotonic() + 30
-        while start(installed[image], ["python", "-c", probe]).wait(10) != 0:
+        while exit_status(installed[image], probe, within_seconds=10) != 0:
             assert process.poll() is None, (installed[image] / "log").read_text()
             assert time.monotonic() < deadline, "never healthy"
             time.sleep(0.2)
-    finally:
         process.terminate()
-        status = process.wait(15)
-    assert status == 0
+        assert process.wait(15) == 0
 
 
 def test_the_traffic_starts(services: Services, installed: dict[str, Path]) -> None:
     command = [*entrypoint("demo"), *services["traffic"]["command"], "--duration=0.5"]
-    process = start(installed["demo"], command)  # the name `demo` does not resolve here
-    assert process.wait(30) == 0
+    # The name `demo` does not resolve here.
+    assert exit_status(installed["demo"], command, within_seconds=30) == 0
 
 
 def probe_of(service: dict[str, Any]) -> str:
@@ -127,11 +126,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start a command as the image would: its own virtual environment and working directory."""
+@contextmanager
+def started(folder: Path, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command as the image would, in its virtual environment; it ends with the block."""
     program, *arguments = command
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [folder / "venv" / "bin" / program, *arguments],
             cwd=folder / "app",
             env={"PATH": os.defpath, "HOME": str(folder)},
@@ -139,6 +139,16 @@ def start(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
         )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def exit_status(folder: Path, command: list[str], within_seconds: float) -> int:
+    with started(folder, command) as process:
+        return process.wait(within_seconds)
 
 
 @pytest.fixture(scope="module")
