@@ -151,7 +151,8 @@ def run(args: argparse.Namespace) -> int:
             return _fail(f"{what}, expected a mounted /proc", 1)
     collectors = [COLLECTORS[name][1](args) for name in enabled]
     host, port = args.listen_address
-    pages = exporter_pages(Runner(collectors), enabled, version("tailwatch"))
+    release = version("tailwatch")
+    pages = exporter_pages(Runner(collectors, release), enabled, release)
     try:
         server = HttpServer(host, port, pages)
     except OSError as error:

@@ -51,6 +51,7 @@ class Runner:
 
     Args:
         collectors: in the order of the page.
+        version: of tailwatch.
         clock: seconds, for `exporter_collector_duration_seconds`.
         wait_seconds: how long a scrape waits for another one that is still running.
     """
@@ -58,6 +59,7 @@ class Runner:
     def __init__(
         self,
         collectors: Sequence[Collector],
+        version: str,
         clock: Callable[[], float] = time.perf_counter,
         wait_seconds: float = 5.0,
     ) -> None:
@@ -67,6 +69,7 @@ class Runner:
         self._lock = threading.Lock()
         self._failures: dict[str, str] = {}
         self._labels = {c.name: labels(collector=c.name) for c in collectors}
+        self._build = [(labels(version=version), 1)]
 
     def render(self, openmetrics: bool = False) -> bytes:
         """Return the page.
@@ -105,6 +108,14 @@ class Runner:
                 "gauge",
                 "Time the collector took in this scrape.",
                 duration,
+            )
+        )
+        families.append(
+            Family(
+                "tailwatch_build_info",
+                "gauge",
+                "Version of tailwatch in this process.",
+                self._build,
             )
         )
         return families

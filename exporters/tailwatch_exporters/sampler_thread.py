@@ -38,6 +38,7 @@ class SamplerThread:
         self._phase = phase
         self._on_end = on_end
         self._stopping = threading.Event()
+        self._failure = ""
         # A daemon: a call that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -78,7 +79,12 @@ class SamplerThread:
 
     def _take_one(self) -> float:
         try:
-            return self._take()
-        except Exception:  # a sampler that ended would leave its series stale for good
-            logger.exception("sampler %s failed", self.name)
-            return self._interval_seconds
+            rest_seconds = self._take()
+        except Exception as error:  # a sampler that ended would leave its series stale for good
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self._failure:  # once, and not at every sample
+                logger.exception("sampler %s failed", self.name)
+                self._failure = failure
+            return 0.0
+        self._failure = ""
+        return rest_seconds

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tailwatch_exporters.collectors import Collector
+from tailwatch_exporters.collectors import Collector, CollectorError
 from tailwatch_exporters.sampler_thread import STALE_INTERVALS, SamplerThread
 from tailwatch_exporters.thread_walk import Group, ThreadWalk
 from tailwatch_tracing.exposition import Family, labels
@@ -69,6 +69,7 @@ class ThreadsCollector(Collector):
         self._activity: dict[str, float] = {}
         self._named: frozenset[str] = frozenset()
         self._published: _Published | None = None
+        self._failure: str | None = None
         self._thread = SamplerThread("threads", self.sample, interval_seconds)
 
     def start(self) -> None:
@@ -83,7 +84,12 @@ class ThreadsCollector(Collector):
     def sample(self) -> float:
         """Take one sample; return the seconds to rest so that the budget holds."""
         started = self._cpu_clock()
-        groups = self._walk.take()
+        try:
+            groups = self._walk.take()
+        except OSError as error:
+            self._failure = str(error)
+            return 0.0
+        self._failure = None
         named = self._select(groups)
         self._published = _publish(self._clock(), groups, named)
         rest_seconds = (self._cpu_clock() - started) / _BUDGET_RATIO
@@ -91,7 +97,13 @@ class ThreadsCollector(Collector):
         return rest_seconds
 
     def collect(self) -> Iterator[Family]:
-        """Yield the latest sample, nothing when it is stale."""
+        """Yield the latest sample, nothing when it is stale.
+
+        Raises:
+            CollectorError: /proc could not be listed at the last sample.
+        """
+        if self._failure is not None:
+            raise CollectorError(self._failure)
         published = self._published
         if published is None:
             return

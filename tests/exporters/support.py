@@ -59,7 +59,7 @@ def parse(page: str) -> Values:
 
 def scrape_text(*collectors: Collector) -> str:
     """Render with a clock that stands still: durations are 0."""
-    return Runner(collectors, clock=lambda: 0.0).render().decode()
+    return Runner(collectors, "0.0.0", clock=lambda: 0.0).render().decode()
 
 
 def scrape(*collectors: Collector) -> Values:

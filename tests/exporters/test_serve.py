@@ -46,7 +46,7 @@ class Stuck(Collector):
 
 
 def start(*collectors: Collector, wait_seconds: float = 5.0) -> HttpServer:
-    runner = Runner(collectors, wait_seconds=wait_seconds)
+    runner = Runner(collectors, "1.2.3", wait_seconds=wait_seconds)
     names = [c.name for c in collectors]
     server = HttpServer("127.0.0.1", 0, exporter_pages(runner, names, "1.2.3"))
     server.start()
@@ -102,6 +102,7 @@ def test_metrics_over_one_connection(server: HttpServer) -> None:
             assert headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
             assert parse(body.decode())("thing_total", n="7") == 7
             assert parse(body.decode())("exporter_collector_success", collector="fixed") == 1
+            assert parse(body.decode())("tailwatch_build_info", version="1.2.3") == 1
 
 
 def test_requests_sent_together_are_answered_in_turn(server: HttpServer) -> None:

@@ -147,6 +147,20 @@ def test_a_process_that_ends_within_the_walk_is_left_out(proc: FakeProc) -> None
     assert page("exporter_collector_success", collector="threads") == 1
 
 
+def test_a_proc_that_cannot_be_listed_reports_down_until_it_can(
+    proc: FakeProc, caplog: pytest.LogCaptureFixture
+) -> None:
+    proc.add(40, "server", 10)
+    sampling = Sampling(proc)
+    proc.path.rename(proc.path.with_name("elsewhere"))
+    page = sampling.after()
+    assert page("exporter_collector_success", collector="threads") == 0
+    assert "host_group_threads" not in page.names()
+    assert f"No such file or directory: '{proc.path}'" in caplog.text
+    proc.path.with_name("elsewhere").rename(proc.path)
+    assert sampling.after()("host_group_threads", group="server") == 1
+
+
 def test_a_stale_sample_is_not_published(proc: FakeProc) -> None:
     proc.add(40, "server", 10)
     sampling = Sampling(proc)
