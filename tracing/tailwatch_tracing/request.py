@@ -124,6 +124,7 @@ class Request(Unit):
     def finish(self, status: int, outcome: str | None) -> None:
         """End the request now and count it; without an outcome, as the complete answer it got."""
         end_ns = clock.now_ns()
+        self.is_open = False
         service = self.service
         try:
             del service.in_flight[self]
@@ -169,8 +170,6 @@ class Request(Unit):
                 self.span.end(self, route, status, outcome, end_ns, log or ())
         except Exception:
             service.note_error("request")
-        finally:
-            self.is_open = False
 
     def _unless_timed_out(self, outcome: str, timeout_ns: int) -> str:
         if outcome not in ("ok", "client_disconnect"):

@@ -152,80 +152,58 @@ class Folded:
 def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
     """Credit a request's service with its stages and its time outside any; return its end.
 
-    The end is later than `end_ns` when a stage in another thread closed after that was read.
+    An implicit stage is one interval per request, the sum of its pieces. The end is later than
+    `end_ns` when a stage in another thread closed after that was read.
     """
+    service = unit.service
     log = unit.log
     if not log or unit.folded is not None:
-        return _credit_swept(unit.service, unit.end(end_ns, slow), slow)
-    unit.log = None
-    unit.is_open = False
-    stages = unit.service.stages
-    known = stages.cells
-    inference = INFERENCE
-    mark_ns = unit.start_ns
-    between_ns = tail_ns = 0
-    saw_inference = False
-    # Most requests go through one stage after the other: nothing is to be sorted out then. The
-    # differences are compared because CPython does that faster for integers of one digit.
-    for interval in log:
-        start_ns = interval.start_ns
-        stop_ns = interval.end_ns
-        gap_ns = start_ns - mark_ns
-        wall_ns = stop_ns - start_ns
-        if gap_ns < 0 or wall_ns < 0:
-            break
-        mark_ns = stop_ns
-        tail_ns += gap_ns
-        name = interval.name
-        if name == inference:
-            saw_inference = True
-            between_ns += tail_ns
-            tail_ns = 0
-        cells = known[name] if name in known else stages.get(name)
-        cells.counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
-        cells.exclusive_ns[slow] += wall_ns
+        end_ns, ingress_ns, between_ns, tail_ns, saw_inference = unit.end(end_ns, slow)
     else:
-        ingress_ns = log[0].start_ns - unit.start_ns
-        rest_ns = end_ns - mark_ns
-        if rest_ns > 0:
-            tail_ns += rest_ns
+        unit.log = None
+        known = service.stages.cells
+        inference = INFERENCE
+        mark_ns = unit.start_ns
+        ingress_ns = log[0].start_ns - mark_ns
+        between_ns = 0
+        tail_ns = -ingress_ns
+        saw_inference = False
+        # Most requests go through one stage after the other: nothing is to be sorted out then. The
+        # differences are compared because CPython does that faster for integers of one digit.
+        for interval in log:
+            start_ns = interval.start_ns
+            stop_ns = interval.end_ns
+            gap_ns = start_ns - mark_ns
+            wall_ns = stop_ns - start_ns
+            if gap_ns < 0 or wall_ns < 0:  # it overlaps the one before, or is open
+                swept = (mark_ns, ingress_ns, between_ns, tail_ns, saw_inference)
+                rest, swept = _rewind(unit, log, interval, swept, slow)
+                end_ns, ingress_ns, between_ns, tail_ns, saw_inference = sweep(
+                    rest, end_ns, swept, service.stages, slow
+                )
+                break
+            mark_ns = stop_ns
+            tail_ns += gap_ns
+            name = interval.name
+            if name == inference:
+                saw_inference = True
+                between_ns += tail_ns
+                tail_ns = 0
+            try:
+                cells = known[name]
+            except KeyError:
+                cells = service.stages.get(name)
+            cells.counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
+            cells.exclusive_ns[slow] += wall_ns
         else:
-            end_ns = mark_ns
-        if saw_inference:
-            _credit_implicit(unit.service, ingress_ns, between_ns - ingress_ns, tail_ns, slow)
-        else:
-            _credit_implicit(unit.service, ingress_ns, tail_ns - ingress_ns, 0, slow)
-        return end_ns
-    # This one is open, or it overlaps the one before: go back there and look at every piece.
-    position = log.index(interval)
-    ingress_ns = -1
-    if position:
-        position -= 1
-        before = log[position]
-        mark_ns = before.start_ns
-        stages.get(before.name).take_back(before.end_ns - before.start_ns, slow)
-        ingress_ns = log[0].start_ns - unit.start_ns
-        if saw_inference:
-            between_ns -= ingress_ns
-        else:
-            tail_ns -= ingress_ns
-    swept = (mark_ns, ingress_ns, between_ns, tail_ns, saw_inference)
-    return _credit_swept(unit.service, sweep(log[position:], end_ns, swept, stages, slow), slow)
-
-
-def _credit_swept(service: Service, swept: Swept, slow: int) -> int:
-    until_ns, ingress_ns, between_ns, tail_ns, saw_inference = swept
-    if saw_inference:
-        _credit_implicit(service, ingress_ns, between_ns, tail_ns, slow)
-    else:
-        _credit_implicit(service, ingress_ns, between_ns + tail_ns, 0, slow)
-    return until_ns
-
-
-def _credit_implicit(
-    service: Service, ingress_ns: int, between_ns: int, tail_ns: int, slow: int
-) -> None:
-    """An implicit stage is one interval per request, the sum of its pieces."""
+            rest_ns = end_ns - mark_ns
+            if rest_ns > 0:
+                tail_ns += rest_ns
+            else:
+                end_ns = mark_ns
+    if not saw_inference:
+        between_ns += tail_ns
+        tail_ns = 0
     for cells, wall_ns in (
         (service.ingress, ingress_ns),
         (service.unattributed, between_ns),
@@ -235,6 +213,19 @@ def _credit_implicit(
             bucket = bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0
             cells.counts[bucket] += 1
             cells.exclusive_ns[slow] += wall_ns
+    return end_ns
+
+
+def _rewind(
+    unit: Unit, log: list[stage], interval: stage, swept: Swept, slow: int
+) -> tuple[list[stage], Swept]:
+    """Go back to the interval before this one, which may reach below it, to look at every piece."""
+    position = log.index(interval)
+    if position == 0:
+        return log, (unit.start_ns, -1, 0, 0, False)
+    before = log[position - 1]
+    unit.service.stages.get(before.name).take_back(before.end_ns - before.start_ns, slow)
+    return log[position - 1 :], (before.start_ns, *swept[1:])
 
 
 class stage:
