@@ -79,8 +79,6 @@ class StageTimingMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                runtime.watch_loop()
             await self.app(scope, receive, send)
             return
         path = scope["path"]
@@ -94,6 +92,7 @@ class StageTimingMiddleware:
                 await self.app(scope, receive, send)
             return
         request = Request(self._routes, scope, receive, send)
+        # From the first request on: what a model's loading blocks before is nobody's wait.
         if request.start_ns > runtime.look_again_ns:
             runtime.watch_loop()
         if self._service.spans is not None:
