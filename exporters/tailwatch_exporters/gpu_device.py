@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tailwatch_exporters._nvml import Device, Library, NvmlError
+from tailwatch_exporters.gpu_engines import EngineProbe
 from tailwatch_exporters.gpu_fields import FieldProbe
-from tailwatch_exporters.gpu_probes import (
-    EngineProbe,
-    GpmProbe,
-    PcieProbe,
-    ProcessProbe,
-    read_memory,
-)
+from tailwatch_exporters.gpu_gpm import GpmProbe
+from tailwatch_exporters.gpu_memory import read_memory
+from tailwatch_exporters.gpu_pcie import PcieProbe
+from tailwatch_exporters.gpu_processes import ProcessProbe
 from tailwatch_exporters.gpu_readings import take_readings
 from tailwatch_exporters.gpu_sample import DeviceCalls, SampleBuilder, Samples, device_labels
 from tailwatch_exporters.sampler_thread import STALE_INTERVALS, SamplerThread

@@ -72,6 +72,10 @@ class XidWatcher:
         if not self._thread.is_alive():
             self._thread.start()
 
+    def forget(self, uuid: str) -> None:
+        """Listen anew when this GPU, which went, comes back."""
+        self._registered.discard(uuid)
+
     def signal_stop(self) -> None:
         """Ask the thread to end."""
         self._stopping.set()

@@ -86,8 +86,10 @@ class GpuManager:
         self._was_open = False
         self._driver = ""
         self._watcher: XidWatcher | None = None
-        self._hanging: list[DeviceSampler] = []
+        self._ending: list[DeviceSampler] = []
         self._rest_intervals = 1
+        self._reopen_intervals = ENUMERATE_INTERVALS
+        self._reopen_at = 0.0
         self._busy_since: float | None = None
         self._stopping = threading.Event()
         self._thread = SamplerThread(
@@ -103,7 +105,7 @@ class GpuManager:
         start = self._clock()
         self._stopping.set()
         self._thread.signal_stop()
-        samplers = [*self.devices.values(), *self._hanging]
+        samplers = [*self.devices.values(), *self._ending]
         for sampler in samplers:
             sampler.signal_stop()
         if self._watcher is not None:
@@ -144,7 +146,9 @@ class GpuManager:
         try:
             if not self._is_open:
                 self._open()
-            elif self._is_all_lost() and not self._reopen():
+            elif not self._is_all_lost():
+                self._reopen_intervals = ENUMERATE_INTERVALS
+            elif self._clock() >= self._reopen_at and not self._reopen():
                 self._status = self._status._replace(is_up=False, reason="hung")
                 return 0.0
             self._enumerate()
@@ -189,6 +193,8 @@ class GpuManager:
             self._watcher.signal_stop()
         if not self._join(samplers, self._clock() + _JOIN_SECONDS):
             return False
+        self._reopen_intervals = min(2 * self._reopen_intervals, _LONGEST_REST_INTERVALS)
+        self._reopen_at = self._clock() + self._reopen_intervals * self._interval_seconds
         self._close()
         self._open()
         return True
@@ -236,33 +242,40 @@ class GpuManager:
             return ""
 
     def _replace_samplers(self, found: Mapping[str, tuple[int, Device]], keep_missing: int) -> None:
-        self._hanging = [sampler for sampler in self._hanging if not sampler.join(0.0)]
+        self._ending = [sampler for sampler in self._ending if not sampler.join(0.0)]
         devices: dict[str, DeviceSampler] = {}
         for uuid, (index, device) in found.items():
-            sampler = self._sampler(uuid, index, device)
-            if sampler is not None:
-                devices[uuid] = sampler
-                self._watch(uuid, device)
+            devices[uuid] = self._sampler(uuid, index, device)
+            self._watch(uuid, device)
         missing = [uuid for uuid in self.devices if uuid not in found]
         for uuid in missing[:keep_missing]:
             devices[uuid] = self.devices[uuid]
         for uuid in missing[keep_missing:]:
             self.devices[uuid].signal_stop()
-            self._hanging.append(self.devices[uuid])
+            self._ending.append(self.devices[uuid])
+            if self._watcher is not None:
+                self._watcher.forget(uuid)
         self.devices = devices
 
-    def _sampler(self, uuid: str, index: int, device: Device) -> DeviceSampler | None:
+    def _sampler(self, uuid: str, index: int, device: Device) -> DeviceSampler:
         """Return the GPU's sampler, a new one where there is none that runs."""
         current = self.devices.get(uuid)
         identity = Identity(uuid, index, self._driver)
         if current is not None and current.is_running():
             current.identity = identity
             return current
-        if any(sampler.identity.uuid == uuid for sampler in self._hanging):
-            return None  # its old thread is in a call still: a second one would hang as well
+        for ending in self._ending:
+            if ending.identity.uuid == uuid:
+                return ending  # its thread is in a call still: a second one would hang as well
         totals = current.totals if current is not None else DeviceTotals()
         sampler = DeviceSampler(
-            self._library, device, identity, totals, self._interval_seconds, self._procfs_path
+            self._library,
+            device,
+            identity,
+            totals,
+            self._interval_seconds,
+            self._procfs_path,
+            self._clock,
         )
         if not self._stopping.is_set():
             sampler.start()

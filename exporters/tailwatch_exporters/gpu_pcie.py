@@ -9,9 +9,11 @@ rate; until then, and otherwise, the rate is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from tailwatch_exporters._nvml import FieldValue
+from tailwatch_exporters._nvml import Device, FieldValue
+from tailwatch_exporters.gpu_sample import DeviceCalls, SampleBuilder
 
 _AGREEMENT_FACTOR = 2.0
 _EVIDENCE_BYTES_PER_SECOND = 100_000.0  # two counters at rest agree without meaning anything
@@ -92,3 +94,69 @@ class ByteCounter:
         self.verdict = verdict
         self._samples_left = samples
         self._grown_bytes = self._expected_bytes = self._seconds = 0.0
+
+
+class _Direction(NamedTuple):
+    """One direction of the PCIe traffic: NVML's field, and the families."""
+
+    field: str
+    total: str
+    per_second: str
+
+
+_TRANSMIT = _Direction("197", "gpu_pcie_transmit_bytes_total", "gpu_pcie_transmit_bytes_per_second")
+_RECEIVE = _Direction("198", "gpu_pcie_receive_bytes_total", "gpu_pcie_receive_bytes_per_second")
+
+
+class PcieProbe:
+    """PCIe traffic per direction, from the best source that may be believed."""
+
+    def __init__(self) -> None:
+        self._counters = {_TRANSMIT: ByteCounter(), _RECEIVE: ByteCounter()}
+
+    def read(
+        self,
+        at: float,
+        device: Device,
+        calls: DeviceCalls,
+        builder: SampleBuilder,
+        counters: tuple[FieldValue | None, FieldValue | None],
+        rates: tuple[PcieRate | None, PcieRate | None],
+    ) -> None:
+        """Publish both directions.
+
+        Args:
+            at: when the byte counters were read, in seconds.
+            device, calls, builder: of the sample.
+            counters: the byte counters, transmitted and received, None where there are none.
+            rates: GPM's rates; where there are none, the call that takes 20 ms is made.
+        """
+        sent = rates[0] or _throughput(calls, device.pcie_transmit_kilobytes, builder)
+        self._publish(at, builder, _TRANSMIT, counters[0], sent)
+        received = rates[1] or _throughput(calls, device.pcie_receive_kilobytes, builder)
+        self._publish(at, builder, _RECEIVE, counters[1], received)
+
+    def _publish(
+        self,
+        at: float,
+        builder: SampleBuilder,
+        direction: _Direction,
+        answer: FieldValue | None,
+        rate: PcieRate | None,
+    ) -> None:
+        counter = self._counters[direction]
+        if answer is not None and counter.observe(at, answer, rate):
+            builder.reject(direction.field)
+        if answer is not None and answer.value is not None and counter.verdict == "accepted":
+            builder.add(direction.total, answer.value, ("source", "field"))
+        elif rate is not None:
+            builder.add(direction.per_second, rate.bytes_per_second, ("source", rate.source))
+
+
+def _throughput(
+    calls: DeviceCalls, call: Callable[[], int], builder: SampleBuilder
+) -> PcieRate | None:
+    kilobytes = calls.attempt(call)
+    if kilobytes is None or not builder.is_plausible("pcie_throughput", kilobytes, 2.0**32 - 2):
+        return None
+    return PcieRate(kilobytes * 1000.0, "throughput")

@@ -86,6 +86,41 @@ def test_a_gpu_is_up_again_when_its_call_returns(two: ExporterProcess, mock: Nvm
     two.wait(lambda page: is_up(page, GPU0))
 
 
+def test_a_gpu_that_went_while_it_hung_is_down_when_it_comes_back(
+    two: ExporterProcess, mock: NvmlMock
+) -> None:
+    """It gets no second thread that would hang as well, and is no longer down once it answers."""
+    mock.set("delay_us.nvmlDeviceGetPowerUsage.1=60000000")
+    two.wait(lambda page: not is_up(page, GPU1))
+    threads = thread_count(two)
+    mock.set("n=1")
+    two.wait(lambda page: page("gpu_up", uuid=GPU1) is None)
+    mock.set("n=2")
+    page = two.wait(lambda page: page("gpu_up", uuid=GPU1) is not None)
+    assert not is_up(page, GPU1)
+    assert thread_count(two) <= threads + 2
+    mock.replace("n=2", "unhang=1")
+    two.wait(lambda page: is_up(page, GPU1))
+
+
+def test_a_gpu_that_stays_lost_is_started_anew_less_and_less_often(
+    exporter: Start, mock: NvmlMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "calls"
+    monkeypatch.setenv("NVML_MOCK_LOG", str(log))
+    mock.replace("n=1")
+    process = exporter(*GPU_ONLY, mock=mock)
+    process.wait(lambda page: is_up(page, GPU0))
+    mock.set("fail.*.0=15")
+    time.sleep(4.0)  # eight enumerations: the library starts anew at 0.5, 1.5 and 3.5 s at most
+    page = process.scrape()
+    assert page.names_of(GPU0) == STATE_ONLY
+    starts = sum(line.startswith("nvmlInit") for line in log.read_text().splitlines())
+    assert 2 <= starts <= 4
+    mock.unset("fail.*.0")
+    process.wait(lambda page: is_up(page, GPU0))
+
+
 def test_one_stale_value_is_dropped_with_its_gpu_up(two: ExporterProcess, mock: NvmlMock) -> None:
     mock.set("fail.nvmlDeviceGetUtilizationRates=999")
 
