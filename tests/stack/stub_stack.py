@@ -3,6 +3,7 @@
 usage: stub_stack.py SERVICE...
     quick   ready at once      slow    ready after a second      stubborn  ignores SIGTERM
     broken  ends at its start  silent  ends without a word    brief     ends soon after it was ready
+    vanishing  ends, and its program is gone
 """
 
 import sys
@@ -45,12 +46,19 @@ def service(name: str) -> Service:
     )
 
 
+def vanishing(directory: Path) -> Service:
+    program = directory / "vanishing"
+    program.write_text('#!/bin/sh\nrm "$0"\nexec sleep 0.5\n')
+    program.chmod(0o755)
+    return Service(name="vanishing", command=[program])
+
+
 def note_pids(pids: Mapping[str, int]) -> None:
     print("pids", *pids.values(), flush=True)
 
 
 def build(directory: Path) -> list[Service]:
-    return [service(name) for name in sys.argv[1:]]
+    return [vanishing(directory) if name == "vanishing" else service(name) for name in sys.argv[1:]]
 
 
 if __name__ == "__main__":

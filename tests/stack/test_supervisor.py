@@ -109,7 +109,6 @@ def test_a_killed_service_is_reported_and_started_again(tmp_path: Path) -> None:
         assert "the last lines of quick:\n" in run.output
         killed = f"quick (pid {quick}) was killed by signal 9 (Killed), starting it again now\n"
         assert killed in run.output
-        wait_until(lambda: run.output.endswith("quick: running\n"), "it answers")
         run.send(signal.SIGTERM)
         assert run.exit_code() == 0
         run.assert_nothing_left()
@@ -130,6 +129,17 @@ def test_a_service_that_keeps_ending_is_started_again_ever_later(tmp_path: Path)
         assert time.monotonic() - ended > 1.5
         run.wait_for_output("starting it again in 4 s")
         run.send(signal.SIGTERM)  # while it is not there
+        assert run.exit_code() == 0
+        run.assert_nothing_left()
+
+
+def test_a_service_that_cannot_be_started_again_is_tried_further(tmp_path: Path) -> None:
+    with stubs(tmp_path, "quick", "vanishing") as run:
+        pids(run)
+        run.wait_for_output("/vanishing: No such file or directory, starting it again in 2 s")
+        assert run.output.count("vanishing cannot be started: ") == 2
+        assert len(run.survivors()) == 4  # itself, the cleaner, and the other service
+        run.send(signal.SIGTERM)
         assert run.exit_code() == 0
         run.assert_nothing_left()
 

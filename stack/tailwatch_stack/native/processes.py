@@ -82,7 +82,10 @@ class Child:
                     preexec_fn=_before_exec(os.getpid(), signal_mask),
                 )
         except OSError as error:
-            raise TailwatchError(f"{service.name} cannot be started: {error}") from error
+            what = error.filename or service.command[0]
+            raise TailwatchError(
+                f"{service.name} cannot be started: {what}: {error.strerror}"
+            ) from error
         self.pid = self._process.pid
         self.started = time.monotonic()
 

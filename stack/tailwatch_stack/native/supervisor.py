@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailwatch_stack.errors import TailwatchError
 from tailwatch_stack.native import loopback
+from tailwatch_stack.native.backoff import Backoff
 from tailwatch_stack.native.console import Console, Status
 from tailwatch_stack.native.processes import Child, Service, ServiceFailed
 from tailwatch_stack.native.signals import StopSignals
@@ -19,19 +21,17 @@ _TICK_SECONDS = 0.1
 _READY_WITHIN_SECONDS = 60.0
 _STOP_WITHIN_SECONDS = 10.0
 _DETAIL_EVERY_SECONDS = 1.0  # one service each time
-_LONGEST_WAIT_SECONDS = 60  # before a service that keeps ending is started once more
-_STEADY_SECONDS = 60.0  # what ran this long and ends is started again without delay
 
 
 class Stopped(Exception):
     """The person asked to stop while services were being started."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Outage:
-    """A service that ended: how, how long it is waited, and when (monotonic) that is over."""
+    """Why a service does not run, how long it is waited, and when (monotonic) that is over."""
 
-    ending: str
+    why: str
     wait_seconds: int
     over: float
 
@@ -65,7 +65,7 @@ class Supervisor:
         self._note_pids = note_pids
         self._children: dict[str, Child] = {}
         self._outages: dict[str, _Outage] = {}
-        self._waits: dict[str, int] = {}  # seconds waited before the last start again
+        self._backoffs: defaultdict[str, Backoff] = defaultdict(Backoff)
         self._echoed: dict[str, int] = {}
 
     def start(self, service: Service) -> None:
@@ -144,32 +144,24 @@ class Supervisor:
             ending = child.ending()
             if ending is None:
                 continue
-            outage = self._outages.get(name)
-            if outage is None:
-                outage = self._outages[name] = self._outage(child, ending)
+            if name not in self._outages:
                 _show_log(child, self._console)
-                self._console.line(f"{name} (pid {child.pid}) {_in_words(outage)}")
-            if time.monotonic() >= outage.over:
-                self._start_again(child.service, outage)
+                ran_seconds = time.monotonic() - child.started
+                self._note_outage(name, f"(pid {child.pid}) {ending}", ran_seconds)
+            if time.monotonic() >= self._outages[name].over:
+                self._start_again(child.service)
 
-    def _outage(self, child: Child, ending: str) -> _Outage:
-        """Return when to start a child again: at once, then after 1, 2, 4 ... 60 seconds."""
-        now = time.monotonic()
-        name = child.service.name
-        if name not in self._waits or now - child.started >= _STEADY_SECONDS:
-            wait = 0
-        else:
-            wait = min(max(1, 2 * self._waits[name]), _LONGEST_WAIT_SECONDS)
-        self._waits[name] = wait
-        return _Outage(ending, wait, now + wait)
+    def _note_outage(self, name: str, why: str, ran_seconds: float) -> None:
+        wait = self._backoffs[name].next_seconds(ran_seconds)
+        self._outages[name] = _Outage(why, wait, time.monotonic() + wait)
+        self._console.line(f"{name} {_in_words(self._outages[name])}")
 
-    def _start_again(self, service: Service, outage: _Outage) -> None:
+    def _start_again(self, service: Service) -> None:
         try:
             self._spawn(service)
-        except TailwatchError as error:  # out of processes or memory: that may pass
-            outage.wait_seconds = _LONGEST_WAIT_SECONDS
-            outage.over = time.monotonic() + _LONGEST_WAIT_SECONDS
-            self._console.line(str(error))
+        except TailwatchError as error:  # out of memory or processes, which may pass
+            why = str(error).removeprefix(f"{service.name} ")
+            self._note_outage(service.name, why, ran_seconds=0)
             return
         del self._outages[service.name]
         self._note_pids(self._pids())
@@ -214,7 +206,7 @@ def _show_log(child: Child, console: Console) -> None:
 
 def _in_words(outage: _Outage) -> str:
     when = f"in {outage.wait_seconds} s" if outage.wait_seconds else "now"
-    return f"{outage.ending}, starting it again {when}"
+    return f"{outage.why}, starting it again {when}"
 
 
 def _detail(service: Service) -> str:
