@@ -65,7 +65,7 @@ def test_a_job_name_of_ours_is_refused() -> None:
     with pytest.raises(UsageError) as error:
         prometheus.configuration(Path("rules"), 9093, [], [{"job_name": "tailwatch-service"}])
     assert str(error.value) == (
-        "the job name tailwatch-service is tailwatch's own: "
+        "--scrape-config: the job name tailwatch-service is tailwatch's own: "
         "expected another one, or --target for its targets"
     )
 

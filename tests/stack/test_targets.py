@@ -66,6 +66,7 @@ def test_paths_in_a_scrape_config_are_those_beside_it(tmp_path: Path) -> None:
 scrape_configs:
   - job_name: engines
     authorization: {credentials_file: token}
+    tls_config: {ca_file: ""}
     file_sd_configs: [{files: [engines/*.json, /etc/engines.json]}]
 """
     )
@@ -73,6 +74,7 @@ scrape_configs:
         {
             "job_name": "engines",
             "authorization": {"credentials_file": str(tmp_path / "token")},
+            "tls_config": {"ca_file": ""},
             "file_sd_configs": [{"files": [str(tmp_path / "engines/*.json"), "/etc/engines.json"]}],
         }
     ]

@@ -206,13 +206,18 @@ FILES = {
         (
             ["--scrape-config=ours.yml"],
             2,
-            "the job name prometheus is tailwatch's own: "
+            "--scrape-config: the job name prometheus is tailwatch's own: "
             "expected another one, or --target for its targets",
         ),
         (
             ["--alertmanager.config-file=pager.yml"],
             2,
             '--alertmanager.config-file pager.yml: undefined receiver "phone" used in route',
+        ),
+        (
+            ["--alertmanager.config-file=none.yml"],
+            2,
+            "--alertmanager.config-file none.yml: path 'none.yml' does not exist",
         ),
         (
             ["--alertmanager.webhook-url=pager:80"],

@@ -47,7 +47,8 @@ def refusal(amtool: Path, file: Path) -> str | None:
     if answer.returncode == 0:
         return None
     _, failed, reason = answer.stdout.partition("FAILED:")
-    return " ".join((reason if failed else answer.stderr).split())
+    text = " ".join((reason if failed else answer.stderr).split())
+    return text.removeprefix("amtool: error: ")
 
 
 def service(alertmanager: Path, config: Path, data: Path, port: int) -> Service:

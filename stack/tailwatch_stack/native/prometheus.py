@@ -59,7 +59,7 @@ def configuration(
     for job in scrape_configs:
         if job.get("job_name") in shipped:
             raise UsageError(
-                f"the job name {job['job_name']} is tailwatch's own: "
+                f"--scrape-config: the job name {job['job_name']} is tailwatch's own: "
                 "expected another one, or --target for its targets"
             )
     jobs = []

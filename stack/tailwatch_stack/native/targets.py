@@ -90,7 +90,7 @@ def _with_absolute_paths(value: Any, directory: Path, key: str = "") -> Any:
         return {k: _with_absolute_paths(v, directory, str(k)) for k, v in value.items()}
     if isinstance(value, list):
         return [_with_absolute_paths(item, directory, key) for item in value]
-    if isinstance(value, str) and (key == "files" or key.endswith("_file")):
+    if value and isinstance(value, str) and (key == "files" or key.endswith("_file")):
         return str(directory / value)
     return value
 
