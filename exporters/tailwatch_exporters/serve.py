@@ -254,7 +254,7 @@ def _read_head(connection: socket.socket, buffer: bytes) -> tuple[bytes | None, 
         chunk = connection.recv(_MAX_HEAD_BYTES)
         if not chunk:
             return None, b""
-        buffer = (buffer + chunk).lstrip(b"\r\n") if not buffer else buffer + chunk
+        buffer = buffer + chunk if buffer else chunk.lstrip(b"\r\n")
     connection.settimeout(_REQUEST_SECONDS)
     return buffer[:end], buffer[end + 4 :]
 
