@@ -48,9 +48,11 @@ def test_a_prometheus_that_is_down_is_told(any_page: Page, lonely_url: str) -> N
     [
         ("/d/nope", "There is no dashboard nope"),
         ("/runbooks/Nope", "There is no runbook for Nope"),
+        ("/nowhere", "There is no page /nowhere"),
+        ("/d/every-panel?from=soon", '"soon" is not a time'),
     ],
 )
-def test_what_does_not_exist_is_told(
+def test_an_address_that_cannot_be_shown_is_told(
     any_page: Page, fixture_url: str, path: str, expected: str
 ) -> None:
     any_page.goto(f"{fixture_url}{path}")

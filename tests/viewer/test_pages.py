@@ -32,6 +32,13 @@ def test_every_page_is_the_one_page_with_the_right_status(
     assert response.headers["Cache-Control"] == "no-cache"
 
 
+def test_an_unknown_path_is_the_page_for_a_person_and_json_for_a_program(client: Client) -> None:
+    person = client.get("/nowhere", headers={"Accept": "text/html,*/*"})
+    assert (person.status_code, person.text) == (404, "<html>the page</html>")
+    program = client.get("/nowhere")
+    assert (program.status_code, program.json()) == (404, {"detail": "Not Found"})
+
+
 def test_dashboards_are_listed_with_the_overview_first(client: Client) -> None:
     listed = client.get("/api/dashboards").json()
     assert [one["title"] for one in listed] == ["Overview", "GPU", "Host"]

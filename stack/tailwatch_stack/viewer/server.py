@@ -85,7 +85,7 @@ def create_app(settings: ViewerSettings) -> Starlette:
             Mount("/", _Bundle(directory=settings.dist)),
         ],
         middleware=middleware,
-        exception_handlers={HTTPException: _http_error, TailwatchError: _failure},
+        exception_handlers={HTTPException: page.http_error, TailwatchError: _failure},
         lifespan=lifespan,
     )
 
@@ -153,6 +153,15 @@ class _Page:
         known = self._settings.runbooks.get(request.path_params["alert"]) is not None
         return self._answer(200 if known else 404)
 
+    async def http_error(self, request: Request, error: Exception) -> Response:
+        """Answer a person with the page, which says what is missing, and a program with JSON."""
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
+            return self._answer(404)
+        return JSONResponse(
+            {"detail": error.detail}, status_code=error.status_code, headers=error.headers
+        )
+
     def _answer(self, status: int) -> Response:
         return FileResponse(self._index, status_code=status, headers={"Cache-Control": "no-cache"})
 
@@ -171,13 +180,6 @@ class _Bundle(StaticFiles):
 
 async def _healthy(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse(
-        {"detail": error.detail}, status_code=error.status_code, headers=error.headers
-    )
 
 
 async def _failure(_request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ import { useEffect, useMemo, useState } from 'react';
 import { IndexPage } from './IndexPage';
 import { LoadedDashboardPage } from './LoadedDashboardPage';
 import { ModeContext } from './ModeContext';
+import { PageErrorBoundary } from './PageErrorBoundary';
 import { PageHeader } from './PageHeader';
 import { RunbookPage } from './RunbookPage';
 import { RunbooksPage } from './RunbooksPage';
@@ -30,7 +31,9 @@ export function App() {
     <ThemeContext.Provider value={theme}>
       <ModeContext.Provider value={modeContext}>
         <GlobalStyles />
-        <Page route={routeOf(location.pathname)} />
+        <PageErrorBoundary>
+          <Page route={routeOf(location.pathname)} />
+        </PageErrorBoundary>
         <PortalContainer />
       </ModeContext.Provider>
     </ThemeContext.Provider>

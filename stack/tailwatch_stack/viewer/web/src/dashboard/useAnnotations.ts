@@ -5,19 +5,34 @@ import type { Variables } from '../model/interpolate';
 import { type AnnotationMark, queryAnnotation } from '../prometheus/annotations';
 import { messageOf } from './usePanelData';
 
-/** The marks of the annotations that are switched on, for the time range shown. */
+export interface Annotations {
+  /** The dashboard's annotation queries; Grafana's own events are not among them. */
+  models: AnnotationModel[];
+  switchedOff: ReadonlySet<string>;
+  toggle: (name: string) => void;
+  marks: AnnotationMark[];
+  error?: string;
+}
+
+const NO_MARKS: AnnotationMark[] = [];
+
+/** The annotations of a dashboard, with their marks in the time range shown. */
 export function useAnnotations(
-  models: AnnotationModel[],
-  switchedOff: ReadonlySet<string>,
+  list: AnnotationModel[],
   timeRange: TimeRange,
   variables: Variables | undefined,
-): { marks: AnnotationMark[]; error?: string } {
-  const [marks, setMarks] = useState<AnnotationMark[]>([]);
-  const [error, setError] = useState<string>();
+): Annotations {
+  const models = useMemo(() => list.filter(({ builtIn }) => !builtIn), [list]);
+  const [switchedOff, setSwitchedOff] = useState<ReadonlySet<string>>(
+    () => new Set(models.filter(({ enable }) => !enable).map(({ name }) => name)),
+  );
   const asked = useMemo(
-    () => models.filter(({ name, builtIn }) => !builtIn && !switchedOff.has(name)),
+    () => models.filter(({ name }) => !switchedOff.has(name)),
     [models, switchedOff],
   );
+  const [answer, setAnswer] = useState<{ marks: AnnotationMark[]; error?: string }>({
+    marks: NO_MARKS,
+  });
   useEffect(() => {
     if (!variables) {
       return;
@@ -25,19 +40,22 @@ export function useAnnotations(
     const abort = new AbortController();
     const range = { from: timeRange.from.valueOf(), to: timeRange.to.valueOf() };
     Promise.all(asked.map((model) => queryAnnotation(model, range, variables, abort.signal))).then(
-      (answers) => {
-        setError(undefined);
-        setMarks((last) =>
-          last.length === 0 && answers.flat().length === 0 ? last : answers.flat(),
-        );
+      (perModel) => {
+        const marks = perModel.flat();
+        setAnswer({ marks: marks.length > 0 ? marks : NO_MARKS });
       },
       (reason: unknown) => {
         if (!abort.signal.aborted) {
-          setError(messageOf(reason));
+          setAnswer({ marks: NO_MARKS, error: messageOf(reason) });
         }
       },
     );
     return () => abort.abort();
   }, [asked, timeRange, variables]);
-  return { marks, error };
+  const toggle = (name: string) =>
+    setSwitchedOff((last) => {
+      const next = new Set(last);
+      return next.delete(name) ? next : next.add(name);
+    });
+  return { models, switchedOff, toggle, ...answer };
 }

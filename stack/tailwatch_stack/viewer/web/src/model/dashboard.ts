@@ -1,3 +1,4 @@
+import type { DashboardCursorSync } from '@grafana/schema';
 import type { DataLink, DataTransformerConfig, FieldConfigSource } from '@grafana/data';
 
 /** The parts of Grafana's v1 dashboard JSON that the viewer reads. */
@@ -10,8 +11,7 @@ export interface Dashboard {
   timezone?: string;
   time?: { from: string; to: string };
   refresh?: string | false;
-  /** 0 off, 1 shared crosshair, 2 shared tooltip. */
-  graphTooltip?: number;
+  graphTooltip?: DashboardCursorSync;
   templating?: { list?: VariableModel[] };
   annotations?: { list?: AnnotationModel[] };
   links?: DashboardLink[];

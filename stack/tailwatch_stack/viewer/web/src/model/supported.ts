@@ -164,11 +164,15 @@ export function unsupportedInDashboard(dashboard: Dashboard): string[] {
     .flatMap((panel) =>
       unsupportedInPanel(panel).map((problem) => `panel "${panel.title}": ${problem}`),
     );
+  return [...panels, ...unsupportedAroundPanels(dashboard)];
+}
+
+/** The same for rows, variables and annotations, which have no place of their own to say it in. */
+export function unsupportedAroundPanels(dashboard: Dashboard): string[] {
   const rows = allPanels(dashboard)
     .filter((panel) => panel.type === 'row' && panel.repeat)
     .map((panel) => `row "${panel.title}": The panel option "repeat" is not supported.`);
   return [
-    ...panels,
     ...rows,
     ...(dashboard.templating?.list ?? []).flatMap(unsupportedInVariable),
     ...(dashboard.annotations?.list ?? []).flatMap(unsupportedInAnnotation),
