@@ -113,11 +113,6 @@ def first_core() -> int:
     return min(os.sched_getaffinity(0))
 
 
-def last_core() -> int:
-    """Return the highest core this process may run on: where a load generator goes."""
-    return max(os.sched_getaffinity(0))
-
-
 def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what the function returns in a new interpreter pinned to one core."""
     with ProcessPoolExecutor(
