@@ -93,12 +93,12 @@ def _scrape(name: str, exporter: Exporter, mock: _MockFile) -> Slot:
     for i in range(WARM_SCRAPES + SCRAPES):
         mock.step()
         time.sleep(SPACING_SECONDS)
-        asked = time.monotonic()
         took, page = exporter.scrape()
+        answered = time.monotonic()
         if i < WARM_SCRAPES:
             continue
         seconds.append(took)
-        oldest = max(oldest, asked - min(mock.written(watts) for watts in _watts(name, page)))
+        oldest = max(oldest, answered - min(mock.written(watts) for watts in _watts(name, page)))
     return Slot(statistics.median(seconds), oldest, samples(page))
 
 
