@@ -73,6 +73,18 @@ def test_a_tooltip_shows_every_series_at_that_time(dashboard: Page) -> None:
     ]
 
 
+def test_a_click_pins_the_tooltip_with_the_links_of_the_point(dashboard: Page) -> None:
+    plot = dashboard.locator('[data-panel="Latency quantiles"] .u-over')
+    box = plot.bounding_box()
+    assert box is not None
+    plot.click(position={"x": box["width"] / 2, "y": box["height"] / 2})
+    # p50 is 0.1 s, half of what its axis on the right has, so it is the nearest to the middle.
+    link = dashboard.get_by_role("link", name="Requests of p50")
+    at = (START + END) // 2 * 1000
+    href = f"/d/other?quantile=p50&seconds=0.1&at={at}&{HOUR}"
+    assert unquote(link.get_attribute("href") or "") == href
+
+
 def test_a_heatmap_tells_the_count_of_a_bucket(dashboard: Page) -> None:
     """10 requests a second, of which 30 % lie between 0.1 s and 0.2 s."""
     plot = dashboard.locator('[data-panel="Latency"] .u-over')

@@ -11,6 +11,7 @@ import { AnnotationLayer } from './AnnotationLayer';
 import { TIME_AXIS_PADDING } from './axes';
 import { NoData } from './NoData';
 import type { PanelProps } from './props';
+import { seriesLinks } from './seriesLinks';
 import { SeriesTooltip } from './SeriesTooltip';
 import {
   DEFAULT_TOOLTIP,
@@ -63,9 +64,7 @@ export function TimeSeriesPanel(props: PanelProps) {
               clientZoom
               syncMode={sync?.() ?? cursorSync}
               syncScope={SYNC_SCOPE}
-              getDataLinks={(series, row) =>
-                aligned.fields[series]?.getLinks?.({ valueRowIndex: row }) ?? []
-              }
+              getDataLinks={(series, row) => seriesLinks(frames, aligned, series, row)}
               render={(_plot, rows, nearest, isPinned, _dismiss, _range, _viaSync, links) => (
                 <SeriesTooltip
                   frame={aligned}
