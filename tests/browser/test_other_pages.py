@@ -47,6 +47,12 @@ def test_the_runbooks_are_listed(page: Page, shipped_url: str) -> None:
     expect(page.locator("main a")).to_have_text(names)
 
 
+def test_a_symptom_links_to_its_runbook(page: Page, shipped_url: str) -> None:
+    page.goto(f"{shipped_url}/d/tailwatch-overview?from={START}000&to={END}000")
+    page.locator('[data-panel="Symptoms"] a[href$="/GpuStarvedUnderLoad"] rect').last.click()
+    page.wait_for_url("**/runbooks/GpuStarvedUnderLoad")
+
+
 def test_a_cause_links_to_the_request_path_of_its_service(page: Page, shipped_url: str) -> None:
     page.goto(f"{shipped_url}/d/tailwatch-overview?from={START}000&to={END}000")
     cause = page.locator('[data-panel="Likely causes"] a').first

@@ -3,6 +3,8 @@ export interface Segment<State> {
   from: number;
   to: number;
   state: State;
+  /** Of its first sample. */
+  row: number;
 }
 
 /**
@@ -32,7 +34,7 @@ export function toSegments<State>(
     if (last && last.to === from && isSame(last.state, state)) {
       last.to = to;
     } else if (to > from) {
-      segments.push({ from, to, state });
+      segments.push({ from, to, state, row: index });
     }
   });
   return segments;

@@ -87,6 +87,7 @@ function timelineRows(
           (value) => stateOf(field, value, theme),
           (a, b) => mergeValues && a.text === b.text,
         ),
+        links: (row) => field.getLinks?.({ valueRowIndex: row }) ?? [],
       }));
   });
 }

@@ -1,5 +1,5 @@
-import { dateTimeFormat, type GrafanaTheme2, type TimeRange } from '@grafana/data';
-import { measureText, Tooltip } from '@grafana/ui';
+import { dateTimeFormat, type GrafanaTheme2, type LinkModel, type TimeRange } from '@grafana/data';
+import { DataLinksContextMenu, measureText, Tooltip } from '@grafana/ui';
 import type { Segment } from '../model/segments';
 import { timeTicks } from '../model/ticks';
 import { LAST_TICK_WIDTH } from './axes';
@@ -16,6 +16,8 @@ export interface State {
 export interface TimelineRow {
   name: string;
   segments: Segment<State>[];
+  /** Where a click on a bar leads; the number is the segment's row. */
+  links: (row: number) => LinkModel[];
 }
 
 interface TimelineProps {
@@ -64,7 +66,7 @@ export function Timeline(props: TimelineProps) {
           </text>
         </g>
       ))}
-      {rows.map(({ name, segments }, index) => {
+      {rows.map(({ name, segments, links }, index) => {
         const middle = (index + 0.5) * rowHeight;
         return (
           <g key={name}>
@@ -81,6 +83,7 @@ export function Timeline(props: TimelineProps) {
               <Bar
                 key={segment.from}
                 segment={segment}
+                links={links(segment.row)}
                 left={Math.max(nameWidth, x(segment.from))}
                 right={Math.min(width, x(segment.to))}
                 top={middle - barHeight / 2}
@@ -100,6 +103,7 @@ export function Timeline(props: TimelineProps) {
 
 interface BarProps {
   segment: Segment<State>;
+  links: LinkModel[];
   left: number;
   right: number;
   top: number;
@@ -110,7 +114,8 @@ interface BarProps {
   theme: GrafanaTheme2;
 }
 
-function Bar({ segment, left, right, top, height, opacity, showText, tip, theme }: BarProps) {
+function Bar(props: BarProps) {
+  const { segment, links, left, right, top, height, opacity, showText, tip, theme } = props;
   const { text, color } = segment.state;
   const width = right - left;
   if (width <= 0) {
@@ -119,9 +124,21 @@ function Bar({ segment, left, right, top, height, opacity, showText, tip, theme 
   const fits = showText && measureText(text, FONT_SIZE).width + 8 < width && height > FONT_SIZE;
   return (
     <g>
-      <Tooltip content={tip}>
-        <rect x={left} y={top} width={width} height={height} fill={color} fillOpacity={opacity} />
-      </Tooltip>
+      <DataLinksContextMenu links={() => links}>
+        {({ triggerProps }) => (
+          <Tooltip content={tip}>
+            <rect
+              {...triggerProps}
+              x={left}
+              y={top}
+              width={width}
+              height={height}
+              fill={color}
+              fillOpacity={opacity}
+            />
+          </Tooltip>
+        )}
+      </DataLinksContextMenu>
       {fits && (
         <text
           x={left + 4}
