@@ -25,20 +25,21 @@ _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument(
         "--web.listen-address",
         dest="listen_address",
         default="127.0.0.1:12162",
         metavar="HOST:PORT",
-        help="address to serve on; there is no log-in, so keep it on loopback",
+        help="address to serve on; there is no log-in, so keep it on loopback "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--prometheus.url",
         dest="prometheus_url",
         default="http://127.0.0.1:9090",
         metavar="URL",
-        help="Prometheus, or what speaks its HTTP API; a path prefix is kept",
+        help="Prometheus, or what speaks its HTTP API; a path prefix is kept "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--prometheus.header",
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="15s",
         metavar="DURATION",
         help="how often targets are scraped: the smallest step, and a quarter of the "
-        "shortest window for rates",
+        "shortest window for rates (default: %(default)s)",
     )
     parser.add_argument(
         "--dashboards",
