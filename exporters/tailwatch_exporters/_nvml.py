@@ -386,10 +386,12 @@ class EventSet:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        self._uuids: dict[int | None, str] = {}
 
-    def register(self, device: Device) -> None:
+    def register(self, uuid: str, device: Device) -> None:
         """Add a GPU's XID events."""
         _call("nvmlDeviceRegisterEvents", device.handle, EVENT_XID, self._handle)
+        self._uuids[_address(device.handle)] = uuid
 
     def wait(self, timeout_ms: int) -> XidEvent | None:
         """Return the next event, None when none came in time."""
@@ -401,8 +403,16 @@ class EventSet:
             if error.code == TIMEOUT:
                 return None
             raise
-        return XidEvent(Device(event.device).uuid(), int(event.eventData))
+        # A GPU that fell off the bus tells that by an event, and its uuid no more.
+        uuid = self._uuids.get(_address(event.device)) or Device(event.device).uuid()
+        return XidEvent(uuid, int(event.eventData))
 
     def free(self) -> None:
-        """Free the set; no thread may be waiting on it."""
-        _call("nvmlEventSetFree", self._handle)
+        """Free the set, once; no thread may be waiting on it."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _call("nvmlEventSetFree", handle)
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

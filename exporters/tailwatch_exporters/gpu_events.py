@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 _WAIT_MS = 500  # also how long a stop may take
 _ERROR_REST_SECONDS = 1.0
+_SETTLED_REST_SECONDS = 60.0
 
 
 class XidCounts:
@@ -41,15 +42,24 @@ class XidCounts:
 
 
 class XidWatcher:
-    """Waits for events of all GPUs in one thread, for one life of the library."""
+    """Waits for events of all GPUs in one thread, for one life of the library.
+
+    Args:
+        library: NVML.
+        counts: where the XID errors go.
+        count_error: told of every call that failed.
+        wall_clock: Unix time.
+    """
 
     def __init__(
         self,
         library: Library,
         counts: XidCounts,
+        count_error: Callable[[NvmlError], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._counts = counts
+        self._count_error = count_error
         self._wall_clock = wall_clock
         self._events = library.event_set()
         self._registered: set[str] = set()
@@ -60,17 +70,16 @@ class XidWatcher:
         """Listen to a GPU, if it tells XID errors; the first one starts the thread."""
         if uuid in self._registered:
             return
-        self._registered.add(uuid)
         try:
-            if not device.supported_events() & EVENT_XID:
-                return
-            self._events.register(device)
+            if device.supported_events() & EVENT_XID:
+                self._events.register(uuid, device)
+                if not self._thread.is_alive():
+                    self._thread.start()
         except NvmlError as error:
-            level = logging.INFO if error.code in SETTLED_CODES else logging.WARNING
-            logger.log(level, "GPU %s: no XID errors: %s", uuid, error)
-            return
-        if not self._thread.is_alive():
-            self._thread.start()
+            self._count_error(error)
+            if error.code not in SETTLED_CODES:
+                return  # to be tried again
+        self._registered.add(uuid)
 
     def forget(self, uuid: str) -> None:
         """Listen anew when this GPU, which went, comes back."""
@@ -79,6 +88,10 @@ class XidWatcher:
     def signal_stop(self) -> None:
         """Ask the thread to end."""
         self._stopping.set()
+
+    def has_ended(self) -> bool:
+        """Return whether it was asked to end and did."""
+        return self._stopping.is_set() and not self._thread.is_alive()
 
     def join(self, timeout_seconds: float) -> bool:
         """Wait for the thread; return whether it has ended, the event set freed."""
@@ -93,8 +106,9 @@ class XidWatcher:
             try:
                 event = self._events.wait(_WAIT_MS)
             except NvmlError as error:  # a lost GPU: the others' events still come
-                logger.debug("waiting for XID errors: %s", error)
-                self._stopping.wait(_ERROR_REST_SECONDS)
+                self._count_error(error)
+                is_settled = error.code in SETTLED_CODES
+                self._stopping.wait(_SETTLED_REST_SECONDS if is_settled else _ERROR_REST_SECONDS)
                 continue
             if event is not None:
                 logger.warning("GPU %s: XID error %d", event.uuid, event.xid)

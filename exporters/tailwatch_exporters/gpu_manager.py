@@ -15,8 +15,10 @@ from tailwatch_exporters._nvml import (
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     LIBRARY_NOT_FOUND,
+    LIFECYCLE_CODES,
     NO_PERMISSION,
     RESET_REQUIRED,
+    SETTLED_CODES,
     VERSION_MISMATCH,
     Device,
     Library,
@@ -84,6 +86,7 @@ class GpuManager:
         self._clock = clock
         self._is_open = False
         self._was_open = False
+        self._is_list_lost = False
         self._driver = ""
         self._watcher: XidWatcher | None = None
         self._ending: list[DeviceSampler] = []
@@ -105,13 +108,10 @@ class GpuManager:
         start = self._clock()
         self._stopping.set()
         self._thread.signal_stop()
-        samplers = [*self.devices.values(), *self._ending]
-        for sampler in samplers:
-            sampler.signal_stop()
-        if self._watcher is not None:
-            self._watcher.signal_stop()
+        self._signal_stop()
         ended = self._thread.join(timeout_seconds / 2)
-        ended = self._join(samplers, start + 0.75 * timeout_seconds) and ended
+        self._signal_stop()  # to what the manager began meanwhile
+        ended = self._join(start + 0.75 * timeout_seconds) and ended
         if not ended:  # the library must not be shut down under a call
             return False
         closing = threading.Thread(target=self._close, name="gpu-close", daemon=True)
@@ -146,7 +146,7 @@ class GpuManager:
         try:
             if not self._is_open:
                 self._open()
-            elif not self._is_all_lost():
+            elif not self._needs_new_start():
                 self._reopen_intervals = ENUMERATE_INTERVALS
             elif self._clock() >= self._reopen_at and not self._reopen():
                 self._status = self._status._replace(is_up=False, reason="hung")
@@ -158,10 +158,8 @@ class GpuManager:
         return 0.0
 
     def _failed(self, error: NvmlError) -> float:
-        key = (error.call, error.code)
-        if key not in self.errors:
-            logger.warning("NVML: %s", error)
-        self.errors[key] += 1
+        self._count(error, logging.WARNING)
+        self._is_list_lost = error.code in LIFECYCLE_CODES
         device_count = self._status.device_count if self._is_open else 0
         self._status = Status(False, REASONS.get(error.code, "error"), device_count)
         self._rest_intervals = min(2 * self._rest_intervals, _LONGEST_REST_INTERVALS)
@@ -169,16 +167,28 @@ class GpuManager:
             return 0.0
         return self._rest_intervals * self._interval_seconds
 
+    def _count_error(self, error: NvmlError) -> None:
+        self._count(error, logging.INFO if error.code in SETTLED_CODES else logging.WARNING)
+
+    def _count(self, error: NvmlError, level: int) -> None:
+        key = (error.call, error.code)
+        if key not in self.errors:
+            logger.log(level, "NVML: %s", error)
+        self.errors[key] += 1
+
     def _open(self) -> None:
         self._library.init()
         self._is_open = self._was_open = True
         self._driver = ""
         self._watcher = None
 
-    def _is_all_lost(self) -> bool:
-        """Return whether only a new start of the library can help."""
+    def _needs_new_start(self) -> bool:
+        """Return whether only a new start of the library can help: no GPU answers.
+
+        Without a GPU to ask, the listing tells: it fails when the driver was reloaded.
+        """
         samplers = self.devices.values()
-        return bool(samplers) and all(sampler.is_lost for sampler in samplers)
+        return all(sampler.is_lost for sampler in samplers) if samplers else self._is_list_lost
 
     def _reopen(self) -> bool:
         """Shut the library down, as a reloaded driver needs, and initialise it again.
@@ -186,12 +196,8 @@ class GpuManager:
         Returns:
             False when a call hangs: the library cannot be shut down under it.
         """
-        samplers = list(self.devices.values())
-        for sampler in samplers:
-            sampler.signal_stop()
-        if self._watcher is not None:
-            self._watcher.signal_stop()
-        if not self._join(samplers, self._clock() + _JOIN_SECONDS):
+        self._signal_stop()
+        if not self._join(self._clock() + _JOIN_SECONDS):
             return False
         self._reopen_intervals = min(2 * self._reopen_intervals, _LONGEST_REST_INTERVALS)
         self._reopen_at = self._clock() + self._reopen_intervals * self._interval_seconds
@@ -199,11 +205,17 @@ class GpuManager:
         self._open()
         return True
 
-    def _join(self, samplers: list[DeviceSampler], deadline: float) -> bool:
-        waiting: list[DeviceSampler | XidWatcher] = list(samplers)
-        if self._watcher is not None:
-            waiting.append(self._watcher)
-        return all([thread.join(deadline - self._clock()) for thread in waiting])
+    def _calling(self) -> list[DeviceSampler | XidWatcher]:
+        """Return what makes calls in a thread of its own."""
+        watchers = [] if self._watcher is None else [self._watcher]
+        return [*self.devices.values(), *self._ending, *watchers]
+
+    def _signal_stop(self) -> None:
+        for thread in self._calling():
+            thread.signal_stop()
+
+    def _join(self, deadline: float) -> bool:
+        return all([thread.join(deadline - self._clock()) for thread in self._calling()])
 
     def _close(self) -> None:
         if not self._is_open:
@@ -229,16 +241,17 @@ class GpuManager:
                 device = self._library.device_by_index(index)
                 found[device.uuid()] = (index, device)
             except NvmlError as error:
-                self.errors[error.call, error.code] += 1
+                self._count_error(error)
                 unknown += 1
         self._replace_samplers(found, keep_missing=unknown)
+        self._is_list_lost = False
         self._status = Status(True, "ok", count)
 
     def _driver_version(self) -> str:
         try:
             return self._library.driver_version()
         except NvmlError as error:
-            self.errors[error.call, error.code] += 1
+            self._count_error(error)
             return ""
 
     def _replace_samplers(self, found: Mapping[str, tuple[int, Device]], keep_missing: int) -> None:
@@ -283,8 +296,8 @@ class GpuManager:
 
     def _watch(self, uuid: str, device: Device) -> None:
         try:
-            if self._watcher is None:
-                self._watcher = XidWatcher(self._library, self.xids)
+            if self._watcher is None or self._watcher.has_ended():
+                self._watcher = XidWatcher(self._library, self.xids, self._count_error)
             self._watcher.watch(uuid, device)
         except NvmlError as error:
-            self.errors[error.call, error.code] += 1
+            self._count_error(error)

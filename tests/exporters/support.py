@@ -66,6 +66,14 @@ def scrape(*collectors: Collector) -> Values:
     return parse(scrape_text(*collectors))
 
 
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come in time"
+        time.sleep(0.01)
+
+
 class Clock:
     """A clock that moves only when told to."""
 

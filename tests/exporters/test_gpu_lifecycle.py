@@ -223,6 +223,14 @@ def test_no_gpu_is_not_no_driver(exporter: Start, mock: NvmlMock) -> None:
     assert not page.of("gpu_up")
 
 
+def test_a_driver_reloaded_without_a_gpu_is_found_again(exporter: Start, mock: NvmlMock) -> None:
+    mock.replace("n=0")
+    process = exporter(*GPU_ONLY, mock=mock)
+    process.wait(lambda page: reason(page) == "ok")
+    mock.replace("n=1", "epoch=1")
+    process.wait(lambda page: is_up(page, GPU0))
+
+
 def test_gpus_that_come_and_go_are_noticed(exporter: Start, mock: NvmlMock) -> None:
     mock.replace("n=1")
     process = exporter(*GPU_ONLY, mock=mock)
@@ -263,6 +271,42 @@ def test_an_xid_is_still_shown_when_its_gpu_fell_off_the_bus(
     mock.set("fail.*.1=15")
     page = two.wait(lambda page: not is_up(page, GPU1))
     assert page("gpu_xid_errors_total", uuid=GPU1, xid="79") == 1
+
+
+def test_the_xid_that_comes_with_the_loss_is_counted(two: ExporterProcess, mock: NvmlMock) -> None:
+    """XID 79, fallen off the bus: from then on the GPU does not even tell its uuid."""
+    mock.set("fail.*.1=15", "xid_seq=1", "xid=79", "xid_gpu=1")
+    two.wait(lambda page: page("gpu_xid_errors_total", uuid=GPU1, xid="79") == 1)
+    two.wait(lambda page: not is_up(page, GPU1))
+
+
+def test_a_gpu_that_could_not_be_listened_to_is_tried_again(
+    exporter: Start, mock: NvmlMock
+) -> None:
+    mock.replace("n=1", "fail.nvmlDeviceRegisterEvents=999")
+    process = exporter(*GPU_ONLY, mock=mock)
+    call = "nvmlDeviceRegisterEvents"
+    process.wait(lambda page: page("gpu_nvml_errors_total", call=call, code="999") == 2)
+    assert process.said().count(call) == 1
+    mock.replace("n=1", "xid_seq=1", "xid=31")
+    process.wait(lambda page: page("gpu_xid_errors_total", uuid=GPU0, xid="31") == 1)
+
+
+def test_listening_that_fails_is_told(two: ExporterProcess, mock: NvmlMock) -> None:
+    mock.set("fail.nvmlEventSetWait_v2=999")
+    call = "nvmlEventSetWait_v2"
+    two.wait(lambda page: page("gpu_nvml_errors_total", call=call, code="999") == 2)
+    assert two.said().count(call) == 1
+
+
+def test_a_gpu_that_cannot_be_opened_is_told_once(exporter: Start, mock: NvmlMock) -> None:
+    mock.replace("n=2", "fail.*.1=15")
+    process = exporter(*GPU_ONLY, mock=mock)
+    call = "nvmlDeviceGetHandleByIndex_v2"
+    page = process.wait(lambda page: page("gpu_nvml_errors_total", call=call, code="15") == 2)
+    assert process.said().count(call) == 1
+    assert page("gpu_devices") == 2
+    assert page("gpu_up", uuid=GPU1) is None
 
 
 def test_sixteen_gpus_with_slow_calls_stay_fresh(exporter: Start, mock: NvmlMock) -> None:

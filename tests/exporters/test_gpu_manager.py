@@ -1,15 +1,19 @@
-"""What the manager tells while the library hangs or refuses: a library of the test's own."""
+"""What the manager does while the library hangs or refuses."""
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tailwatch_exporters._nvml import Library, NvmlError
 from tailwatch_exporters.gpu import GpuCollector
+from tailwatch_exporters.gpu_events import XidCounts, XidWatcher
 from tailwatch_exporters.gpu_manager import GpuManager
-from tests.exporters.support import Clock, scrape
+from tests.exporters.support import GPU0, Clock, NvmlMock, scrape, wait_until
 
 
 class SlowLibrary(Library):
@@ -78,3 +82,41 @@ def test_every_refusal_has_its_reason(code: int, reason: str) -> None:
 def test_a_library_that_refuses_is_asked_less_and_less_often() -> None:
     manager = GpuManager(RefusingLibrary(9), 1.0, Path("/proc"), Clock())
     assert [manager.tick() for _ in range(8)] == [2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_listening_goes_on_when_a_start_was_prevented_by_a_call_that_returned_later(
+    nvml: NvmlMock,
+) -> None:
+    nvml.replace("n=1")
+    manager = GpuManager(Library(), 0.05, Path("/proc"))
+    manager.tick()
+    hung = manager.devices[GPU0]
+    nvml.set("fail.*.0=15", "delay_us.nvmlDeviceGetHandleByUUID.0=60000000")
+    wait_until(lambda: hung.is_lost)
+    time.sleep(0.5)  # its next look, after a rest of two intervals, hangs
+    manager.tick()
+    assert manager.status().reason == "hung"
+    nvml.replace("n=1", "unhang=1")
+    assert hung.join(5.0)
+    wait_until(lambda: not any(t.name == "gpu-events" for t in threading.enumerate()))
+    manager.tick()
+    assert manager.devices[GPU0] is not hung
+    nvml.replace("n=1", "xid_seq=1", "xid=31")
+    wait_until(lambda: dict(manager.xids.totals(GPU0)) != {})
+    assert manager.stop(5.0)
+
+
+def test_an_event_set_that_no_gpu_needed_is_freed_once(
+    nvml: NvmlMock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[object] = []
+    monkeypatch.setattr(pynvml, "nvmlEventSetFree", freed.append)
+    nvml.replace("n=1", "events=0")
+    library = Library()
+    library.init()
+    watcher = XidWatcher(library, XidCounts(), count_error=lambda error: None)
+    watcher.watch(GPU0, library.device_by_index(0))
+    watcher.signal_stop()
+    assert watcher.join(1.0)
+    assert watcher.join(1.0)
+    assert len(freed) == 1
