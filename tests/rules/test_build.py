@@ -68,7 +68,7 @@ def test_own_thresholds_and_base_url_reach_the_rules(
     (rule,) = yaml.safe_load(text)["groups"][0]["rules"]
     assert "service:gpu_sm_active:ratio5m < 0.25" in rule["expr"]
     assert rule["for"] == "10m"
-    assert "limit for SM active 0.25" in rule["annotations"]["description"]
+    assert 'limit {{ "0.25" | humanizePercentage }}' in rule["annotations"]["description"]
     assert rule["annotations"]["runbook_url"] == "https://o.example/g/runbooks/GpuStarvedUnderLoad"
     files = [*tmp_path.glob("recording/*.yaml"), *tmp_path.glob("alerts/*.yaml")]
     assert len(files) == 11
