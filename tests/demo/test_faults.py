@@ -29,6 +29,15 @@ def test_burning_is_work_and_not_waiting() -> None:
     assert time.perf_counter() - start >= 0.02
 
 
+def test_work_that_gets_no_cpu_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that gives the thread no CPU keeps it for 1.25 times its work, not for ever."""
+    now = itertools.count(100.0, 0.001)
+    monkeypatch.setattr(time, "thread_time", lambda: 5.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    burn_cpu(0.070)
+    assert next(now) - 100.0 == pytest.approx(0.0875, abs=0.003)
+
+
 def test_only_the_unbounded_queue_has_no_limit() -> None:
     limits = {name: fault.queue_limit for name, fault in FAULTS.items()}
     assert limits.pop("unbounded-queue") is None
