@@ -787,7 +787,7 @@ static int field_number(const Device *d, const char *prefix, const Field *f, dou
 /* A narrow type takes the low bits of the number: it wraps. */
 static void store_field(Field *f, double x)
 {
-    u64 bits = x < 0 ? (u64)(i64)x : (u64)x;
+    u64 bits = x < 0 ? (u64)(i64)x : x < 0x1p64 ? (u64)x : ~0ull;
     switch (f->type) {
     case 0: f->value.d = x; break;
     case 1: f->value.u = (u32)bits; break;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tailwatch_exporters._nvml import (
     INVALID_ARGUMENT,
     NOT_FOUND,
@@ -10,7 +12,7 @@ from tailwatch_exporters._nvml import (
     FieldValue,
     NvmlError,
 )
-from tailwatch_exporters.gpu_sample import DeviceCalls, SampleBuilder
+from tailwatch_exporters.gpu_sample import COUNTER_LIMIT, DeviceCalls, SampleBuilder
 
 Field = tuple[int, int]
 """Field id and scope id; the scope of an NVLink field is the link."""
@@ -18,13 +20,27 @@ Field = tuple[int, int]
 _NANOSECONDS = 1_000_000_000
 _KIB = 1024
 
-_FIELDS = {  # field: family, label, divisor to the base unit
-    (74, 0): ("gpu_clock_event_seconds_total", ("reason", "sw_power_cap"), _NANOSECONDS),
-    (76, 0): ("gpu_clock_event_seconds_total", ("reason", "sync_boost"), _NANOSECONDS),
-    (269, 0): ("gpu_clock_event_seconds_total", ("reason", "sw_thermal"), _NANOSECONDS),
-    (270, 0): ("gpu_clock_event_seconds_total", ("reason", "hw_thermal"), _NANOSECONDS),
-    (271, 0): ("gpu_clock_event_seconds_total", ("reason", "hw_power_brake"), _NANOSECONDS),
-    (82, 0): ("gpu_temperature_celsius", ("sensor", "memory"), 1),
+
+class _Target(NamedTuple):
+    """Where a field goes; `divisor` leads to the base unit, `limit` is in NVML's unit."""
+
+    family: str
+    label: tuple[str, str]
+    divisor: float
+    limit: float = COUNTER_LIMIT
+
+
+def _clock_event(reason: str) -> _Target:
+    return _Target("gpu_clock_event_seconds_total", ("reason", reason), _NANOSECONDS)
+
+
+_FIELDS = {
+    (74, 0): _clock_event("sw_power_cap"),
+    (76, 0): _clock_event("sync_boost"),
+    (269, 0): _clock_event("sw_thermal"),
+    (270, 0): _clock_event("hw_thermal"),
+    (271, 0): _clock_event("hw_power_brake"),
+    (82, 0): _Target("gpu_temperature_celsius", ("sensor", "memory"), 1, limit=250),
 }
 _NVLINK_FIELDS = {  # field id: family
     138: "gpu_nvlink_transmit_bytes_total",
@@ -34,7 +50,6 @@ _LINK_COUNT = (91, 0)
 _PCIE_TRANSMIT, _PCIE_RECEIVE = (197, 0), (198, 0)
 
 _MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS, asked for where the GPU does not say how many it has
-_LIMIT = 2.0**62  # NVML's "not available" is the largest number of the type
 _ABSENT_CODES = SETTLED_CODES | {INVALID_ARGUMENT, NOT_FOUND}
 
 
@@ -50,11 +65,12 @@ class FieldProbe:
         """Publish the fields; return the PCIe byte counters, transmitted and received."""
         found = self._query(device, calls)
         links = found.get(_LINK_COUNT)
-        if links is not None and links.value is not None:
-            self._links = min(_MOST_LINKS, int(links.value))
-        for field, (family, label, divisor) in _FIELDS.items():
+        count = None if links is None else _believed(_LINK_COUNT, links, _MOST_LINKS, builder)
+        if count is not None:
+            self._links = int(count)
+        for field, target in _FIELDS.items():
             if field in found:
-                _publish(field, found[field], family, label, divisor, builder)
+                _publish(field, found[field], target, builder)
         for field in self._nvlink_fields():
             if field in found:
                 _publish_nvlink(field, found[field], builder)
@@ -85,25 +101,27 @@ def _has_value(field: Field, answer: FieldValue, calls: DeviceCalls) -> bool:
     return False
 
 
-def _publish(
-    field: Field,
-    answer: FieldValue,
-    family: str,
-    label: tuple[str, str],
-    divisor: float,
-    builder: SampleBuilder,
-) -> None:
+def _believed(
+    field: Field, answer: FieldValue, limit: float, builder: SampleBuilder
+) -> float | None:
+    """Return the value, None when it is of no known type or cannot be true."""
     name = str(field[0])
     if answer.value is None:
         builder.reject(name)
-    elif builder.is_plausible(name, answer.value, _LIMIT):
-        builder.add(family, answer.value / divisor, label)
+        return None
+    return answer.value if builder.is_plausible(name, answer.value, limit) else None
+
+
+def _publish(field: Field, answer: FieldValue, target: _Target, builder: SampleBuilder) -> None:
+    value = _believed(field, answer, target.limit, builder)
+    if value is not None:
+        builder.add(target.family, value / target.divisor, target.label)
 
 
 def _publish_nvlink(field: Field, answer: FieldValue, builder: SampleBuilder) -> None:
     number, link = field
     if answer.is_wide:
-        label = ("link", str(link))
-        _publish(field, answer, _NVLINK_FIELDS[number], label, 1 / _KIB, builder)
+        target = _Target(_NVLINK_FIELDS[number], ("link", str(link)), 1 / _KIB)
+        _publish(field, answer, target, builder)
     else:  # 32 bits of KiB wrap within minutes
         builder.reject(str(number))

@@ -13,13 +13,19 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from tailwatch_exporters._nvml import Device, FieldValue
-from tailwatch_exporters.gpu_sample import DeviceCalls, SampleBuilder
+from tailwatch_exporters.gpu_sample import (
+    COUNTER_LIMIT,
+    U32_LIMIT,
+    DeviceCalls,
+    SampleBuilder,
+)
 
 _AGREEMENT_FACTOR = 2.0
 _EVIDENCE_BYTES_PER_SECOND = 100_000.0  # two counters at rest agree without meaning anything
 _TRIAL_SAMPLES = 3
 _WATCH_SAMPLES = 30
 _RETRY_SAMPLES = 60
+_WRAP_BYTES = 2.0**32
 
 Verdict = Literal["trial", "accepted", "rejected"]
 
@@ -37,12 +43,14 @@ class ByteCounter:
     The growth of the counter is compared with the measured rate over three samples, and then
     again over every thirty. Bursts make the 20 ms measurement scatter, so a factor of two counts
     as agreement; what this is meant to find is off by orders of magnitude. A counter that was
-    rejected is tried again after sixty samples.
+    rejected is tried again after sixty samples, but not one that was seen to wrap at 32 bits
+    though its type has 64.
     """
 
     def __init__(self) -> None:
         self.verdict: Verdict = "trial"
         self._samples_left = _TRIAL_SAMPLES
+        self._wraps = False
         self._last: tuple[float, float] | None = None
         self._grown_bytes = 0.0
         self._expected_bytes = 0.0
@@ -58,7 +66,7 @@ class ByteCounter:
         """
         if self.verdict == "rejected":
             self._samples_left -= 1
-            if self._samples_left <= 0:
+            if self._samples_left <= 0 and not self._wraps:
                 self._begin("trial", _TRIAL_SAMPLES)
                 self._last = None
             return False
@@ -67,11 +75,16 @@ class ByteCounter:
         last, self._last = self._last, (at, answer.value)
         if last is None or rate is None:
             return False
-        if answer.value < last[1]:  # the driver was reloaded: nothing to compare with
+        expected_bytes = rate.bytes_per_second * (at - last[0])
+        if answer.value < last[1]:
+            self._wraps = last[1] < _WRAP_BYTES <= last[1] + _AGREEMENT_FACTOR * expected_bytes
+            if self._wraps:
+                return self._reject()
+            # The driver was reloaded: nothing to compare with.
             self._begin(self.verdict, self._samples_left)
             return False
         self._grown_bytes += answer.value - last[1]
-        self._expected_bytes += rate.bytes_per_second * (at - last[0])
+        self._expected_bytes += expected_bytes
         self._seconds += at - last[0]
         self._samples_left -= 1
         return self._judge() if self._samples_left <= 0 else False
@@ -145,6 +158,8 @@ class PcieProbe:
         rate: PcieRate | None,
     ) -> None:
         counter = self._counters[direction]
+        if answer is not None and not _is_believable(direction, answer, builder):
+            answer = None
         if answer is not None and counter.observe(at, answer, rate):
             builder.reject(direction.field)
         if answer is not None and answer.value is not None and counter.verdict == "accepted":
@@ -153,10 +168,15 @@ class PcieProbe:
             builder.add(direction.per_second, rate.bytes_per_second, ("source", rate.source))
 
 
+def _is_believable(direction: _Direction, answer: FieldValue, builder: SampleBuilder) -> bool:
+    value = answer.value
+    return value is None or builder.is_plausible(direction.field, value, COUNTER_LIMIT)
+
+
 def _throughput(
     calls: DeviceCalls, call: Callable[[], int], builder: SampleBuilder
 ) -> PcieRate | None:
     kilobytes = calls.attempt(call)
-    if kilobytes is None or not builder.is_plausible("pcie_throughput", kilobytes, 2.0**32 - 2):
+    if kilobytes is None or not builder.is_plausible("pcie_throughput", kilobytes, U32_LIMIT):
         return None
     return PcieRate(kilobytes * 1000.0, "throughput")

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tailwatch_exporters._nvml import Device
-from tailwatch_exporters.gpu_sample import DeviceCalls, SampleBuilder
-
-_COUNTER_LIMIT = 2.0**62  # NVML's "not available" is the largest number of the type
-_U32_LIMIT = 2.0**32 - 2
+from tailwatch_exporters.gpu_sample import (
+    COUNTER_LIMIT,
+    U32_LIMIT,
+    DeviceCalls,
+    SampleBuilder,
+)
 
 
 class Reading(NamedTuple):
@@ -37,7 +39,7 @@ def _clock(family: str, call: Callable[..., float]) -> list[Reading]:
 def _ecc(type_name: str, error_type: int, scope: str, counter: int) -> Reading:
     pairs = (("type", type_name), ("scope", scope))
     arguments = (error_type, counter)
-    return Reading("gpu_ecc_errors_total", pairs, Device.ecc_errors, arguments, 1, _COUNTER_LIMIT)
+    return Reading("gpu_ecc_errors_total", pairs, Device.ecc_errors, arguments, 1, COUNTER_LIMIT)
 
 
 READINGS = (
@@ -49,12 +51,12 @@ READINGS = (
     ),
     Reading("gpu_pcie_link_width", (("kind", "current"),), Device.pcie_link_width, (), 1, 64),
     Reading("gpu_pcie_link_width", (("kind", "max"),), Device.pcie_link_width_max, (), 1, 64),
-    Reading("gpu_pcie_replays_total", (), Device.pcie_replays, (), 1, _U32_LIMIT),
+    Reading("gpu_pcie_replays_total", (), Device.pcie_replays, (), 1, U32_LIMIT),
     *_clock("gpu_clock_hertz", Device.clock_megahertz),
     *_clock("gpu_clock_max_hertz", Device.clock_max_megahertz),
     Reading("gpu_power_watts", (), Device.power_milliwatts, (), 1e-3, 1e8),
     Reading("gpu_power_limit_watts", (), Device.power_limit_milliwatts, (), 1e-3, 1e8),
-    Reading("gpu_energy_joules_total", (), Device.energy_millijoules, (), 1e-3, _COUNTER_LIMIT),
+    Reading("gpu_energy_joules_total", (), Device.energy_millijoules, (), 1e-3, COUNTER_LIMIT),
     Reading(
         "gpu_temperature_celsius", (("sensor", "gpu"),), Device.temperature_celsius, (), 1, 250
     ),
@@ -74,7 +76,7 @@ def take_readings(device: Device, calls: DeviceCalls, builder: SampleBuilder) ->
         if value is not None and builder.is_plausible(reading.family, value, reading.limit):
             builder.add(reading.family, _scaled(value, reading.scale), *reading.pairs)
     rows = calls.attempt(device.remapped_rows)
-    if rows is not None:
+    if rows is not None and builder.is_plausible("gpu_remapped_rows_total", max(rows), U32_LIMIT):
         builder.add("gpu_remapped_rows_total", rows.corrected, ("cause", "corrected"))
         builder.add("gpu_remapped_rows_total", rows.uncorrected, ("cause", "uncorrected"))
 

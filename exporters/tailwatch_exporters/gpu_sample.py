@@ -21,6 +21,10 @@ Samples = dict[str, list[tuple[str, float]]]
 Key = tuple[object, ...]
 """What is asked for: a call's name and arguments, or a field and its scope."""
 
+COUNTER_LIMIT = 2.0**62
+U32_LIMIT = 2.0**32 - 2
+"""Largest believable answers: NVML's "not available" is the largest number of the type."""
+
 SETTLED_SAMPLES = 60
 """A call that answered "not supported" rests for so many samples."""
 

@@ -67,6 +67,17 @@ def test_a_driver_reload_is_not_a_disagreement() -> None:
     assert counter.verdict == "accepted"
 
 
+def test_a_counter_that_wraps_at_32_bits_is_not_believed_for_its_type() -> None:
+    """Between two wraps it looks right: a rate over several of them would not be."""
+    counter = ByteCounter()
+    published = []
+    for second in range(300):
+        counter.observe(second, wide(second * 5e8 % 2**32), rate(5e8))
+        if counter.verdict == "accepted":
+            published.append(second)
+    assert published == [3, 4, 5, 6, 7, 8]  # 2^32 bytes are 8.6 seconds
+
+
 def test_a_rejected_counter_is_tried_again() -> None:
     counter = ByteCounter()
     feed(counter, 1e9, 1e6, 4)

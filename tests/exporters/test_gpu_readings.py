@@ -454,6 +454,7 @@ def test_a_field_that_fails_is_counted_and_the_others_are_read(nvml: NvmlMock, g
         ("pcie_replay=4294967295", "gpu_pcie_replays_total", {}),
         ("clk_sm=4294967295", "gpu_clock_hertz", {"domain": "sm"}),
         ("pcie_gen=4294967295", "gpu_pcie_link_generation", {"kind": "current"}),
+        ("remap_cor=4294967295", "gpu_remapped_rows_total", {"cause": "corrected"}),
     ],
 )
 def test_not_available_is_no_value(
@@ -464,6 +465,39 @@ def test_not_available_is_no_value(
     page = gpu.sample()
     assert value(page, family, **labels) is None
     assert value(page, "gpu_rejected_values_total", field=family) == 1
+
+
+def test_fields_that_are_not_available_have_no_value(nvml: NvmlMock, gpu: Gpu) -> None:
+    nvml.replace("fi.82=4294967295", "fit.82=1", "fi.74=18446744073709551615")
+    page = gpu.sample()
+    assert value(page, "gpu_temperature_celsius", sensor="memory") is None
+    assert value(page, "gpu_clock_event_seconds_total", reason="sw_power_cap") is None
+    assert value(page, "gpu_rejected_values_total", field="82") == 1
+    assert value(page, "gpu_rejected_values_total", field="74") == 1
+
+
+@pytest.mark.parametrize("answer", [("fi.91=nan", "fit.91=0"), ("fi.91=4294967295", "fit.91=1")])
+def test_a_number_of_links_that_cannot_be_true_is_rejected(
+    nvml: NvmlMock, gpu: Gpu, answer: tuple[str, str]
+) -> None:
+    nvml.replace(*answer, "fi.138.35=1000")
+    page = gpu.sample()
+    assert value(page, "gpu_nvlink_transmit_bytes_total", link="35") == 1_024_000
+    assert value(page, "gpu_rejected_values_total", field="91") == 1
+
+
+def test_an_accepted_byte_counter_that_is_not_available_for_once(nvml: NvmlMock, gpu: Gpu) -> None:
+    for second in range(5):
+        nvml.replace(f"fi.197={second * 1_000_000}", "pcie_tx_kb=1000")
+        page = gpu.sample()
+    assert value(page, "gpu_pcie_transmit_bytes_total", source="field") == 4e6
+    nvml.replace("fi.197=18446744073709551615", "pcie_tx_kb=1000")
+    page = gpu.sample()
+    assert value(page, "gpu_pcie_transmit_bytes_total", source="field") is None
+    assert value(page, "gpu_pcie_transmit_bytes_per_second", source="throughput") == 1e6
+    assert value(page, "gpu_rejected_values_total", field="197") == 1
+    nvml.replace("fi.197=6000000", "pcie_tx_kb=1000")
+    assert value(gpu.sample(), "gpu_pcie_transmit_bytes_total", source="field") == 6e6
 
 
 def test_units_are_base_units(nvml: NvmlMock, gpu: Gpu) -> None:
