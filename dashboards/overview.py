@@ -184,27 +184,38 @@ def alerts() -> AnyPanel:
 def causes() -> AnyPanel:
     """Return the causes whose signals are present."""
     active = f"service:cause:active{{{SERVICE}}} > 0"
+    # Of symptoms that fire or are about to.
+    begun = f'on (cluster, service, symptom) ALERTS{{role="symptom",{SERVICE}}}'
     none = (
         f"label_replace({ZERO_WHILE_ALERTING_WORKS}, "
         f'"title", "No known cause is active", "", "") unless on () ({active})'
     )
     unwatched = (
-        'label_replace(vector(1), "title", "No rule is evaluated: alerting is down", "", "")'
+        'label_replace(vector(2), "title", "No rule is evaluated: alerting is down", "", "")'
         f" unless on () ({ZERO_WHILE_ALERTING_WORKS})"
     )
     return names(
         "Likely causes",
         [
-            Query(f"max by (service, title) ({active})", "{{service}}: {{title}}", now=True),
+            Query(
+                f"2 * max by (service, title) ({active} and {begun})",
+                "{{service}}: {{title}}",
+                now=True,
+            ),
+            Query(
+                f"max by (service, title) ({active} unless {begun})",
+                "{{service}}: {{title}}",
+                now=True,
+            ),
             Query(none, "{{title}}", now=True),
             Query(unwatched, "{{title}}", now=True),
         ],
         Help(
-            "Good: none. Each tile is a cause whose signal is present now, also while no symptom "
-            "fires: then it is a warning.",
+            "Good: none. Each tile is a cause whose signal is present now. Orange: its symptom "
+            "fires or is pending. Grey: it has none so far, which is a warning at most.",
             runbook="GpuStarvedUnderLoad",
         ),
-        steps=[("dark-green", None), ("dark-orange", 1)],
+        steps=[("dark-green", None), (colors.MUTED, 1), ("dark-orange", 2)],
         links=[TO_REQUEST_PATH],
     )
 

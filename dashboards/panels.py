@@ -270,7 +270,7 @@ def names(
     panel.graph_mode(common_model.BigValueGraphMode.NONE)
     panel.orientation(common_model.VizOrientation.HORIZONTAL)
     panel.justify_mode(common_model.BigValueJustifyMode.CENTER)
-    panel.text(common.VizTextDisplayOptions().value_size(18))  # fits six tiles
+    panel.text(common.VizTextDisplayOptions().value_size(14))  # the longest cause fits its tile
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
     panel.data_links(list(links))
     _describe(panel, title, about, queries)

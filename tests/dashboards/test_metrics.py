@@ -23,7 +23,7 @@ GOLDEN = ROOT / "tests" / "golden"
 # Written by the scrape, whatever the page says.
 TARGET_LABELS = {"job", "instance", "host", "cluster"}
 # Of ALERTS and of recorded series, which are on no page.
-OUTSIDE_LABELS = {"alertname", "service", "route", "title"}
+OUTSIDE_LABELS = {"alertname", "service", "route", "title", "symptom"}
 
 Labels = dict[str, set[str]]
 

@@ -109,6 +109,12 @@ STAGES = {
     f'inference_stage_seconds_total{{{SERVICE},stage="own",slow="false"}}': "0+1.5x20",
 }
 
+CAUSES = {
+    'service:cause:active{service="s",symptom="x",class="A",cause="c",title="Hot"}': "1x20",
+    'service:cause:active{service="s",symptom="y",class="A",cause="d",title="Cold"}': "1x20",
+    'service:cause:active{service="t",symptom="x",class="A",cause="c",title="Hot"}': "1x20",
+}
+
 CASES = [
     # 3 of 48 requests fail; those whose client gave up or erred do not count against the service.
     Case(
@@ -155,29 +161,47 @@ CASES = [
     Case(
         "overview.json",
         "Likely causes",
-        {'service:cause:active{service="s",symptom="x",class="A",cause="c",title="Hot"}': "1x20"},
-        {'{service="s",title="Hot"}': 1},
+        {**CAUSES, 'ALERTS{service="s",symptom="x",role="symptom",alertstate="pending"}': "1x20"},
+        {'{service="s",title="Hot"}': 2},
+    ),
+    Case(
+        "overview.json",
+        "Likely causes",
+        {**CAUSES, 'ALERTS{service="s",symptom="x",role="symptom",alertstate="firing"}': "1x20"},
+        {'{service="s",title="Cold"}': 1, '{service="t",title="Hot"}': 1},
+        query="B",
+    ),
+    Case(
+        "overview.json",
+        "Likely causes",
+        CAUSES,
+        {
+            '{service="s",title="Hot"}': 1,
+            '{service="s",title="Cold"}': 1,
+            '{service="t",title="Hot"}': 1,
+        },
+        query="B",
     ),
     Case(
         "overview.json",
         "Likely causes",
         {WATCHDOG: "1x20"},
         {'{title="No known cause is active"}': 0},
-        query="B",
+        query="C",
     ),
     Case(
         "overview.json",
         "Likely causes",
         {WATCHDOG: "1x20", 'service:cause:active{service="s",title="Hot"}': "1x20"},
-        query="B",
+        query="C",
     ),
-    Case("overview.json", "Likely causes", {WATCHDOG: "1x20"}, query="C"),
+    Case("overview.json", "Likely causes", {WATCHDOG: "1x20"}, query="D"),
     Case(
         "overview.json",
         "Likely causes",
         {},
-        {'{title="No rule is evaluated: alerting is down"}': 1},
-        query="C",
+        {'{title="No rule is evaluated: alerting is down"}': 2},
+        query="D",
     ),
     Case(
         "overview.json",
