@@ -88,8 +88,8 @@ class ThreadWalk:
             last = None  # the number was given to another process
         if last is not None and last.main.cpu_ticks == main.cpu_ticks:
             return _Process(at, main, last.threads), 0.0
-        threads = {pid: main} if stat.threads == 1 else self._read_threads(pid)
-        process = _Process(at, main, threads)
+        # Of a single thread too: the time of its process includes that of threads that ended.
+        process = _Process(at, main, self._read_threads(pid))
         if last is None or at <= last.at:
             return process, None
         used_seconds = _busiest_ticks(last, process) / self._ticks

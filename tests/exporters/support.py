@@ -98,10 +98,14 @@ class FakeProc:
         threads: Mapping[int, int] | None = None,
         start: int = 100,
         flags: int = 0x00400000,
+        ended: int = 0,
     ) -> None:
-        """Write a process; `threads` maps further thread ids to their ticks."""
+        """Write a process; `threads` maps further thread ids to their ticks.
+
+        The process has used `ended` more ticks, in threads that ended.
+        """
         tids = {pid: ticks, **(threads or {})}
-        total = sum(tids.values())
+        total = sum(tids.values()) + ended
         directory = self.path / str(pid)
         directory.mkdir(exist_ok=True)
         (directory / "stat").write_bytes(_stat(pid, comm, total, len(tids), start, flags))

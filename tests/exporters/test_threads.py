@@ -70,6 +70,17 @@ def test_a_new_thread_counts_from_its_start(proc: FakeProc) -> None:
     assert ratio(sampling.after(), "server") == pytest.approx(0.5)
 
 
+def test_the_time_of_ended_threads_is_not_the_last_ones(proc: FakeProc) -> None:
+    """A server that starts a thread now and then, and runs in its main one."""
+    proc.add(40, "server", 1000, ended=5000)
+    sampling = Sampling(proc)
+    proc.add(40, "server", 1500, {41: 0}, ended=5000)
+    assert ratio(sampling.after(), "server") == pytest.approx(1.0)
+    proc.remove(40)
+    proc.add(40, "server", 1750, ended=5010)
+    assert ratio(sampling.after(), "server") == pytest.approx(0.5)
+
+
 def test_a_new_process_has_no_ratio_until_it_was_seen_twice(proc: FakeProc) -> None:
     sampling = Sampling(proc)
     proc.add(40, "old", 100_000, {41: 100_000})
