@@ -15,7 +15,8 @@ class CpuClock:
     it changes, and steal has been seen near 2^64. A drop below three seconds (the limit that
     node_exporter settled on) is jitter: the earlier value holds. A larger one is a core that went
     offline and came back: that core, in all modes, continues from what is read, which Prometheus
-    sees as a reset. A value above a century is garbage: the earlier value holds, if there is one.
+    sees as a reset. A value below zero or above a century is garbage: the earlier value holds, if
+    there is one.
     """
 
     def __init__(self, ticks_per_second: int) -> None:

@@ -67,7 +67,8 @@ def parse_stat(text: str) -> Stat:
 
     The `cpu` total line is left out: Prometheus sums. Columns that newer kernels add are ignored.
     `guest` is inside `user` and `guest_nice` inside `nice`: they are subtracted there, so that
-    the modes of a cpu add up to wall time once.
+    the modes of a cpu add up to wall time once. The difference is negative where the kernel's
+    numbers contradict each other.
 
     Raises:
         ValueError: a cpu line has fewer than four numbers, or text where a number belongs.
@@ -92,8 +93,8 @@ def _ticks(name: str, columns: list[str]) -> list[int]:
     except ValueError:
         raise ValueError(f"/proc/stat: {name} has {' '.join(columns)!r}, need numbers") from None
     ticks.extend([0] * (len(CPU_MODES) - len(ticks)))
-    ticks[0] = max(0, ticks[0] - ticks[8])
-    ticks[1] = max(0, ticks[1] - ticks[9])
+    ticks[0] -= ticks[8]
+    ticks[1] -= ticks[9]
     return ticks
 
 

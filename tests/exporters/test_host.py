@@ -73,6 +73,21 @@ def test_garbage_is_never_published(changing_proc: Path, garbage: int) -> None:
     assert second("host_cpu_seconds_total", cpu="1", mode="steal") == 0.09
 
 
+@pytest.mark.parametrize("guest", [2**64 - 1, 1011])
+def test_guest_time_that_contradicts_user_time_resets_nothing(
+    changing_proc: Path, guest: int
+) -> None:
+    host = collector(changing_proc)
+    rewrite(changing_proc, cpu0="1000 0 0 1000 0 0 0 0 400 0")
+    scrape(host)
+    rewrite(changing_proc, cpu0=f"1010 0 0 1100 0 0 0 0 {guest} 0")
+    assert scrape(host)("host_cpu_seconds_total", cpu="0", mode="user") == 6.0
+    rewrite(changing_proc, cpu0="1020 0 0 1200 0 0 0 0 405 0")
+    page = scrape(host)
+    assert page("host_cpu_seconds_total", cpu="0", mode="user") == 6.15
+    assert page("host_cpu_seconds_total", cpu="0", mode="idle") == 12.0
+
+
 def test_cores_are_known_by_their_id(changing_proc: Path) -> None:
     """An offline core has no series, and the others keep theirs."""
     host = collector(changing_proc)
