@@ -191,10 +191,10 @@ def _stop(collectors: list[Collector]) -> bool:
 
 
 def _reason(error: OSError) -> str:
-    """Return the error's bare text: socket.create_server adds the address to it."""
+    """Return the error's bare text: socket.create_server adds the address in brackets."""
     if error.errno is not None and error.errno > 0:  # the numbers of name look-ups are negative
         return os.strerror(error.errno).lower()
-    return (error.strerror or "failed").lower()
+    return (error.strerror or "failed").partition(" (")[0].lower()
 
 
 def _fail(text: str, code: int) -> int:

@@ -153,13 +153,16 @@ class HttpServer:
                 time.sleep(0.1)
                 continue
             if not self._slots.acquire(blocking=False):
-                connection.settimeout(0.1)
-                _send(connection, RequestError(503, f"{MAX_CONNECTIONS} connections are open"))
-                connection.close()
+                _refuse(connection, f"{MAX_CONNECTIONS} connections are open")
                 continue
-            threading.Thread(
-                target=self._serve, args=(connection,), name="http-connection", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(connection,), name="http-connection", daemon=True
+                ).start()
+            except RuntimeError as error:  # out of threads: the next connection may find one
+                self._slots.release()
+                logger.warning("connection refused: %s", error)
+                _refuse(connection, str(error))
 
     def _serve(self, connection: socket.socket) -> None:
         with self._lock:
@@ -179,10 +182,12 @@ class HttpServer:
 
     def _serve_requests(self, connection: socket.socket) -> None:
         buffer = b""
+        idle_seconds = _REQUEST_SECONDS  # who never asks anything must not hold a connection
         while not self._is_stopping:
-            head, buffer = _read_head(connection, buffer)
+            head, buffer = _read_head(connection, buffer, idle_seconds)
             if head is None:
                 return
+            idle_seconds = _IDLE_SECONDS
             request = parse_request(head)
             buffer = _skip_body(connection, request, buffer)
             connection.sendall(render_response(request, self._answer(request)))
@@ -231,6 +236,12 @@ def _gzip(body: bytes) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
+def _refuse(connection: socket.socket, text: str) -> None:
+    connection.settimeout(0.1)  # the others wait meanwhile
+    _send(connection, RequestError(503, text))
+    connection.close()
+
+
 def _send(connection: socket.socket, error: RequestError) -> None:
     request = Request("GET", "", {}, keeps_alive=False)
     response = Response(f"{error}\n".encode(), status=error.status)
@@ -240,8 +251,14 @@ def _send(connection: socket.socket, error: RequestError) -> None:
         pass
 
 
-def _read_head(connection: socket.socket, buffer: bytes) -> tuple[bytes | None, bytes]:
-    """Return a request's head and what was read after it; None when the client closed."""
+def _read_head(
+    connection: socket.socket, buffer: bytes, idle_seconds: float
+) -> tuple[bytes | None, bytes]:
+    """Return a request's head and what was read after it; None when the client closed.
+
+    Raises:
+        TimeoutError: nothing came in `idle_seconds`, or not the whole head ten seconds later.
+    """
     deadline = None
     while (end := buffer.find(b"\r\n\r\n")) < 0:
         if len(buffer) > _MAX_HEAD_BYTES:
@@ -249,7 +266,7 @@ def _read_head(connection: socket.socket, buffer: bytes) -> tuple[bytes | None, 
         if buffer and deadline is None:
             deadline = time.monotonic() + _REQUEST_SECONDS
         # The whole head has one deadline: a client that sends a byte at a time is not waited for.
-        left = _IDLE_SECONDS if deadline is None else deadline - time.monotonic()
+        left = idle_seconds if deadline is None else deadline - time.monotonic()
         connection.settimeout(max(0.001, left))
         chunk = connection.recv(_MAX_HEAD_BYTES)
         if not chunk:
@@ -266,9 +283,10 @@ def _skip_body(connection: socket.socket, request: Request, buffer: bytes) -> by
     text = request.headers.get("content-length", "0")
     if not text.isdecimal():
         raise RequestError(400, f"Content-Length {text!r}, need a number")
+    # Of its digits first: int() refuses thousands of them.
+    if len(text) > len(str(_MAX_BODY_BYTES)) or int(text) > _MAX_BODY_BYTES:
+        raise RequestError(413, f"request body over {_MAX_BODY_BYTES} bytes")
     length = int(text)
-    if length > _MAX_BODY_BYTES:
-        raise RequestError(413, f"request body of {length} bytes, at most {_MAX_BODY_BYTES}")
     while len(buffer) < length:
         chunk = connection.recv(_MAX_BODY_BYTES)
         if not chunk:

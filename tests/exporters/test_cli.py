@@ -72,6 +72,8 @@ def test_an_address_that_does_not_resolve_is_one_line() -> None:
     code, said = run("--web.listen-address=no-such-host.invalid:1")
     assert code == 1
     assert said.startswith("tailwatch exporter: --web.listen-address no-such-host.invalid:1: ")
+    assert said.endswith(", expected a free address of this machine")
+    assert "(" not in said  # no second account of the address by the socket module
 
 
 def test_an_unreadable_procfs_is_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 
@@ -179,6 +180,7 @@ def test_accept_encoding(header: str, accepts: bool) -> None:
         ("GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", 400),
         ("GET /metrics HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
         ("GET /metrics HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n", 413),
+        ("GET /metrics HTTP/1.1\r\nContent-Length: " + "9" * 5000 + "\r\n\r\n", 413),
         ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
         ("GET /" + "x" * 20000, 431),
     ],
@@ -218,6 +220,33 @@ def test_a_client_that_never_finishes_is_let_go(
     with Client(server) as client:
         client.socket.sendall(b"GET /met")
         assert client.is_closed()
+
+
+def test_a_client_that_never_asks_is_let_go(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_REQUEST_SECONDS", 0.2)
+    with Client(server) as silent, Client(server) as idle:
+        assert idle.ask("GET /-/healthy HTTP/1.1")[0] == 200
+        assert silent.is_closed()
+        time.sleep(0.3)
+        assert idle.ask("GET /-/healthy HTTP/1.1")[0] == 200  # between requests there is more time
+
+
+def test_a_machine_out_of_threads_does_not_end_the_server(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for _ in range(serve.MAX_CONNECTIONS + 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with Client(server) as refused:
+                status, _, body = refused.receive()
+                assert (status, body) == (503, b"can't start new thread\n")
+    with Client(server) as client:
+        assert client.ask("GET /-/healthy HTTP/1.1")[0] == 200
 
 
 def test_too_many_connections_are_told(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
