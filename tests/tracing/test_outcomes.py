@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -285,6 +285,40 @@ def test_a_failed_send_that_the_application_swallows_is_still_the_clients() -> N
 
     asyncio.run(main())
     assert_counted_once(200, "client_disconnect", "__unmatched__")
+
+
+async def request_and_leave(app: App) -> None:
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    await app(http_scope("/x"), receive, Exchange().send)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_upload_that_breaks_off_is_the_clients_wherever_the_middleware_is(
+    wrapped: bool,
+) -> None:
+    """Inside, the error passes; around the application, the 500 that nobody gets does."""
+
+    async def upload(request: Request) -> Response:
+        return PlainTextResponse(str(len(await request.body())))
+
+    plain = Starlette(routes=[Route("/x", upload, methods=["GET"])])
+    app = wrap(plain) if wrapped else app_of(upload)
+
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(request_and_leave(app))
+    assert_counted_once(499, "client_disconnect")
+
+
+def test_a_500_that_the_client_did_not_wait_for_to_its_end_is_an_error() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({**START, "status": 500})
+        assert (await receive())["type"] == "http.disconnect"
+        await send(BODY)
+
+    asyncio.run(request_and_leave(wrap(app)))
+    assert_counted_once(500, "error", "__unmatched__")
 
 
 def test_a_disconnect_after_the_last_body_message_changes_nothing() -> None:

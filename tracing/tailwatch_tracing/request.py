@@ -22,6 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 CLIENT_LEFT = 1  # http.disconnect was received, or a send failed
 REJECTED = 2  # a queue refused it
 STREAM = 4  # its body comes in more than one message
+LEFT_UNANSWERED = 8  # the client left before the response started: none of it is sent
 
 STATUS_CLIENT_LEFT = 499  # nginx's code for a client that left before an answer
 
@@ -66,7 +67,7 @@ class Request(Unit):
         """Receive for the application; note when the client leaves."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            self.events |= CLIENT_LEFT
+            self._note_client_left()
         return message
 
     async def send(self, message: Message) -> None:
@@ -110,13 +111,17 @@ class Request(Unit):
 
     def _note_failed_send(self, error: Exception) -> None:
         if isinstance(error, OSError) or type(error).__name__ in _LOST_CONNECTION:
-            self.events |= CLIENT_LEFT
+            self._note_client_left()
+
+    def _note_client_left(self) -> None:
+        self.events |= CLIENT_LEFT if self.status else CLIENT_LEFT | LEFT_UNANSWERED
 
     def _outcome_of_answer(self) -> str:
         if self.events & REJECTED or self.status == 429:
             return "rejected"
         if self.status >= 500:
-            return "error"
+            # What an application answers to its own surprise that the client has left.
+            return "client_disconnect" if self.events & LEFT_UNANSWERED else "error"
         if self.status >= 400:
             return "client_error"
         return "client_disconnect"
@@ -131,6 +136,8 @@ class Request(Unit):
             if outcome is None:
                 if status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
                     outcome = self._outcome_of_answer()
+                    if status >= 500 and outcome == "client_disconnect":
+                        status = STATUS_CLIENT_LEFT
                 else:
                     outcome = "ok"
             duration_ns = end_ns - self.start_ns
