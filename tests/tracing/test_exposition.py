@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -127,6 +128,13 @@ def test_a_histogram_with_a_missing_bucket_is_refused() -> None:
         render_families([family])
 
 
+class NumpyFloat(float):
+    """Is written as numpy 2 writes its own."""
+
+    def __repr__(self) -> str:
+        return f"np.float64({float(self)})"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -138,6 +146,7 @@ def test_a_histogram_with_a_missing_bucket_is_refused() -> None:
         (math.inf, "+Inf"),
         (-math.inf, "-Inf"),
         (math.nan, "NaN"),
+        (NumpyFloat(0.3), "0.3"),
     ],
 )
 def test_numbers(value: float, text: str) -> None:
@@ -203,3 +212,8 @@ def test_lines_made_earlier_give_the_same_page(openmetrics: bool) -> None:
         for family in plain
     ]
     assert render_families(rendered, openmetrics) == render_families(plain, openmetrics)
+
+
+def test_a_label_that_utf_8_cannot_write_costs_only_itself() -> None:
+    family = Family("a_total", "counter", "A.", [(labels(x=os.fsdecode(b"caf\xe9")), 1)])
+    assert b'a_total{x="caf?"} 1\n' in render_families([family])

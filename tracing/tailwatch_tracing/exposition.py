@@ -87,7 +87,7 @@ def number(value: float) -> str:
     if isinstance(value, int):
         return str(int(value))  # a bool is written as a number too
     if math.isfinite(value):
-        return repr(value)
+        return repr(float(value))  # a float of numpy's has another repr
     if math.isnan(value):
         return "NaN"
     return "+Inf" if value > 0 else "-Inf"
@@ -118,7 +118,8 @@ def render_families(
             _add_histogram(lines, family, openmetrics)
     if openmetrics:
         lines.append("# EOF\n")
-    return "".join(lines).encode()
+    # A label that UTF-8 cannot write, as from undecodable bytes, must not cost the whole page.
+    return "".join(lines).encode(errors="replace")
 
 
 def render_registry(registry: CollectorRegistry, openmetrics: bool) -> bytes:
