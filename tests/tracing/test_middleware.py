@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import logging
 import threading
@@ -18,8 +19,16 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from tailwatch_tracing import StageTimingMiddleware, render_metrics, service, stage
+from tailwatch_tracing import (
+    RequestQueue,
+    StageTimingMiddleware,
+    middleware,
+    render_metrics,
+    service,
+    stage,
+)
 from tailwatch_tracing.cells import EDGES_SECONDS, snap_to_grid
+from tailwatch_tracing.runtime import Runtime
 from tests.tracing.asgi import App, Exchange, http_scope, nonzero, outcomes, request, values
 from tests.tracing.conftest import Clock
 
@@ -232,6 +241,41 @@ def test_an_unreadable_route_fails_no_request() -> None:
     assert nonzero("inference_requests_total", ["route"]) == {("__unmatched__",): 1}
 
 
+def test_an_event_loop_without_timers_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "runtime", Runtime())
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later = no_timers  # type: ignore[method-assign, assignment]
+        assert (await request(starlette_app(), "/x")).status == 200
+
+    def no_timers(*_: Any) -> Any:
+        raise NotImplementedError
+
+    asyncio.run(main())
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 1}
+    assert values("inference_requests_in_flight") == {(): 0}
+
+
+def test_a_request_closed_in_another_context_ends_quietly() -> None:
+    """As the garbage collector closes what a stopped event loop has left over."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    exchange = Exchange()
+    handled: Any = StageTimingMiddleware(app, service="s")(
+        http_scope("/x"), exchange.receive, exchange.send
+    )
+
+    async def main() -> None:
+        contextvars.copy_context().run(handled.send, None)
+
+    asyncio.run(main())
+    handled.close()
+    assert outcomes() == {"cancelled": 1}
+    assert values("inference_requests_in_flight") == {(): 0}
+
+
 @pytest.mark.parametrize("status", [None, "200", object()], ids=["none", "text", "object"])
 def test_a_status_that_is_no_number_is_the_servers_to_refuse(status: object) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -284,6 +328,34 @@ def test_two_applications_are_told_apart_by_their_service() -> None:
     }
 
 
+def test_the_first_service_to_be_named_takes_over_what_came_before_it() -> None:
+    """A model's warm-up, and a scrape, come before a framework builds its middlewares."""
+    queue = RequestQueue("batch")
+    queue.enter().leave()
+    with stage("inference"):
+        pass
+    assert nonzero("inference_stage_duration_seconds_count", ["service", "stage"]) == {
+        ("unnamed", "inference"): 1
+    }
+    asyncio.run(request(starlette_app(), "/x"))
+    with stage("inference"):
+        pass
+    queue.enter().leave()
+    assert nonzero("inference_queue_wait_seconds_count", ["service", "queue"]) == {
+        ("s", "batch"): 2
+    }
+    counts = nonzero("inference_stage_duration_seconds_count", ["service", "stage"])
+    assert counts[("s", "inference")] == 2
+    assert {service for service, _ in counts} == {"s"}
+
+
+def test_a_scrape_before_any_service_makes_none() -> None:
+    RequestQueue("batch")
+    assert values("inference_queue_depth", "service", "queue") == {}
+    asyncio.run(request(starlette_app(), "/x"))
+    assert values("inference_queue_depth", "service", "queue") == {("s", "batch"): 0}
+
+
 # --- options ---
 
 
@@ -296,7 +368,13 @@ def test_two_applications_are_told_apart_by_their_service() -> None:
         ({"slo_seconds": float("nan")}, ValueError, "slo_seconds=nan"),
         ({"client_timeout_seconds": -1}, ValueError, "client_timeout_seconds=-1"),
         ({"series_limit": 0}, ValueError, "series_limit=0"),
+        ({"metrics_path": 5}, ValueError, "metrics_path=5"),
+        ({"slo_seconds": "0.5"}, TypeError, "slo_seconds='0.5'"),
+        ({"client_timeout_seconds": "5"}, TypeError, "client_timeout_seconds='5'"),
+        ({"series_limit": "9"}, TypeError, "series_limit='9'"),
+        ({"exclude": None}, TypeError, "exclude=None"),
         ({"exclude": "/health"}, TypeError, "exclude='/health'"),
+        ({"gpu_uuids": 1}, TypeError, "gpu_uuids=1"),
         ({"gpu_uuids": "GPU-1"}, TypeError, "gpu_uuids='GPU-1'"),
     ],
 )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import gc
+import os
 import random
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -14,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from tailwatch_tracing import StageTimingMiddleware, service, stage, stages
+import tailwatch_tracing.clock
+from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, stage, stages
 from tailwatch_tracing.stages import NO_UNIT, current_unit
 from tests.tracing.asgi import App, nonzero, request
 from tests.tracing.conftest import Clock
@@ -506,3 +511,63 @@ def test_closing_a_stage_of_elsewhere_leaves_the_request_its_own(clock: Clock) -
 
     asyncio.run(main())
     assert exclusive() == {"inference": 2.0}
+
+
+def test_one_object_first_entered_by_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = stage("x")
+    read_clock = tailwatch_tracing.clock.now_ns
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with shared:
+            entered.set()
+            may_leave.wait(10)
+
+    other = threading.Thread(target=use)
+
+    def switch_threads() -> int:
+        monkeypatch.setattr(tailwatch_tracing.clock, "now_ns", read_clock)
+        other.start()
+        entered.wait(10)
+        return read_clock()
+
+    monkeypatch.setattr(tailwatch_tracing.clock, "now_ns", switch_threads)
+    with shared:
+        pass
+    may_leave.set()
+    other.join()
+    assert current_unit.get() is NO_UNIT
+    assert nonzero("inference_stage_duration_seconds_count", ["stage"]) == {("x",): 2}
+
+
+def test_stages_that_end_elsewhere_leave_no_chain_behind() -> None:
+    """A worker that breaks out of generators has each of them closed in a task of its own."""
+
+    def worker() -> None:
+        for _ in range(10):
+            interval = stage("x")
+            interval.__enter__()
+            contextvars.copy_context().run(interval.__exit__, None, None, None)
+
+    def units() -> int:
+        gc.collect()
+        return sum(type(thing) is stages._OutermostUnit for thing in gc.get_objects())
+
+    before = units()
+    context = contextvars.copy_context()
+    context.run(worker)
+    assert units() - before <= 1
+
+
+def test_a_forked_child_waits_for_none_of_its_parents_threads() -> None:
+    queue = RequestQueue("q", service="s")
+    cells = service.service_named("s").queues.get("q")
+    with cells.lock, service._lock, stages._folding:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            queue.enter().leave()
+            service.service_named("t")
+            NO_UNIT.fold()
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

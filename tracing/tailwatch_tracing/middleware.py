@@ -94,7 +94,7 @@ class StageTimingMiddleware:
         request = Request(self._routes, scope, receive, send)
         # From the first request on: what a model's loading blocks before is nobody's wait.
         if request.start_ns > runtime.look_again_ns:
-            runtime.watch_loop()
+            self._watch_loop()
         if self._service.spans is not None:
             self._service.spans.begin(request)
         token = current_unit.set(request)
@@ -108,9 +108,18 @@ class StageTimingMiddleware:
             if request.is_open:
                 request.abandon(None)
         finally:
-            current_unit.reset(token)
-            if request.span is not None:
-                request.span.detach()
+            try:
+                current_unit.reset(token)
+                if request.span is not None:
+                    request.span.detach()
+            except ValueError:  # closed in another context, which has nothing to restore
+                pass
+
+    def _watch_loop(self) -> None:
+        try:
+            runtime.watch_loop()
+        except Exception:  # an event loop without timers
+            self._service.note_error("request")
 
 
 def _check_options(
@@ -122,15 +131,21 @@ def _check_options(
 ) -> None:
     if not isinstance(service, str) or not service:
         raise ValueError(f"service={service!r}: expected a name that is not empty")
-    if metrics_path is not None and not metrics_path.startswith("/"):
+    if metrics_path is not None and not str(metrics_path).startswith("/"):
         raise ValueError(f"metrics_path={metrics_path!r}: expected a path that begins with /")
-    for name, value in (("exclude", exclude), ("gpu_uuids", gpu_uuids)):
-        if isinstance(value, str):
-            raise TypeError(f"{name}={value!r}: expected a list of strings, not one string")
+    for name, value in (("exclude", exclude), ("gpu_uuids", gpu_uuids or ())):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise TypeError(f"{name}={value!r}: expected a list of strings")
+    if not isinstance(series_limit, int):
+        raise TypeError(f"series_limit={series_limit!r}: expected a whole number")
     if series_limit < 1:
         raise ValueError(f"series_limit={series_limit!r}: expected at least 1")
 
 
 def _check_positive(name: str, seconds: float | None) -> None:
-    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+    if seconds is None:
+        return
+    if not isinstance(seconds, int | float):
+        raise TypeError(f"{name}={seconds!r}: expected seconds above 0, or None")
+    if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"{name}={seconds!r}: expected seconds above 0, or None")

@@ -130,6 +130,6 @@ class RequestQueue:
 
 def bind_idle_queues() -> None:
     """Give unused queues to the process's only service, so that their 0 is on the page."""
-    if len(services()) <= 1:
+    if len(services()) == 1:
         for queue in list(_unbound):
             queue._bind(default_service())

@@ -156,6 +156,11 @@ class Service:
         self.spans: SpanRecorder | None = None
         self._label_texts: dict[tuple[str, ...], str] = {}
 
+    def rename(self, name: str) -> None:
+        """Go on under another name."""
+        self.name = name
+        self._label_texts = {}
+
     def configure(
         self,
         *,
@@ -166,7 +171,7 @@ class Service:
     ) -> None:
         """Set what a middleware was given; the last one of a service decides."""
         self._series_limit = series_limit
-        self._gpu_uuids = gpu_uuids
+        self._gpu_uuids = None if gpu_uuids is None else tuple(gpu_uuids)
         self.client_timeout_seconds = client_timeout_seconds
         self.client_timeout_ns = _nanoseconds(client_timeout_seconds)
         snapped = None if slo_seconds is None else snap_to_grid(slo_seconds)
@@ -394,24 +399,35 @@ class Service:
 
 
 _services: dict[str, Service] = {}
+_NAMELESS = ""  # the key of what has counted before any service was named
 _lock = threading.Lock()
 
 
 def service_named(name: str) -> Service:
-    """Return the process's one service of this name, made on first use."""
+    """Return the process's one service of this name, made on first use.
+
+    The first one takes over what was counted before it was named, as in a model's warm-up.
+    """
     with _lock:
-        return _services.setdefault(name, Service(name))
+        service = _services.get(name)
+        if service is None:
+            service = _services.pop(_NAMELESS, None) or Service(name)
+            service.rename(name)
+            _services[name] = service
+        return service
 
 
 def default_service() -> Service:
     """Return the service for what happens outside any request.
 
     That is the first one of the process; without any, one named by OTEL_SERVICE_NAME, else
-    `unnamed`.
+    `unnamed`, until there is one.
     """
-    for service in list(_services.values()):
+    for service in services():
         return service
-    return service_named(os.environ.get("OTEL_SERVICE_NAME") or "unnamed")
+    with _lock:
+        name = os.environ.get("OTEL_SERVICE_NAME") or "unnamed"
+        return _services.setdefault(_NAMELESS, Service(name))
 
 
 def services() -> list[Service]:
@@ -421,3 +437,15 @@ def services() -> list[Service]:
 
 def _nanoseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e9)
+
+
+def _renew_locks() -> None:
+    """In a forked child: what another thread held at the fork would stay locked for ever."""
+    global _lock
+    _lock = threading.Lock()
+    for service in _services.values():
+        for cells in service.queues.cells.values():
+            cells.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -120,6 +121,15 @@ class Unit:
 
 
 _folding = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread may have held it at the fork."""
+    global _folding
+    _folding = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Folded:
@@ -259,6 +269,7 @@ class stage:
         """Open the interval."""
         if self.start_ns:
             return self._enter_again()
+        self.start_ns = -1  # taken: another thread that enters the same object comes again
         log = current_unit.get().log
         if log is None:
             log = self._join()
@@ -385,7 +396,10 @@ class _OutermostUnit(Unit):
     def __init__(self, service: Service, previous: Unit) -> None:
         super().__init__(service, clock.now_ns())
         self.is_open = True
-        self._previous = previous
+        # One that ended in another context was never taken back in this one: nothing leads to it.
+        self._previous: Unit = (
+            previous._previous if isinstance(previous, _OutermostUnit) else previous
+        )
 
     def finish(self, end_ns: int) -> None:
         """End with the outermost stage."""
