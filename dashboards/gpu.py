@@ -341,7 +341,11 @@ def hardware_errors() -> AnyPanel:
             Query(selected(ecc), f"{GPU_LEGEND} ECC {{{{scope}}}}"),
             Query(selected(replays), f"{GPU_LEGEND} PCIe replays"),
         ],
-        Help("Good: none. Any uncorrected ECC error or XID 48, 63, 79: replace the GPU."),
+        Help(
+            "Good: none. An uncorrected ECC error, XID 48 or 79 (off the bus): drain the GPU and "
+            "reset it or its host; if it comes back, replace it. XID 63: a bad memory row is "
+            "replaced at the next reset.",
+        ),
         when_empty="nothing ever failed",
     )
 
