@@ -285,6 +285,28 @@ def test_tenants_below_a_mount_make_one_series_and_a_bounded_cache(
     assert nonzero("inference_requests_total", ["route"]) == {("/t/{tenant}/things/{t}",): 100}
 
 
+def test_paths_that_a_client_makes_long_are_not_kept() -> None:
+    """Answered before any router looks, as by an authentication: 4096 of them would be 256 MiB."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("who are you", 401)(scope, receive, send)
+
+    async def main() -> None:
+        refusing = StageTimingMiddleware(refuse, service="s")
+        mounted = StageTimingMiddleware(fastapi_app(), service="s")
+        for path, method in (("/x", "GET"), ("/" + "x" * 60_000, "GET"), ("/x", "X" * 60_000)):
+            await request(refusing, path, method)
+        await request(mounted, f"/t/{'x' * 60_000}/things/1")
+        assert len(refusing._routes._by_place) == 1
+        assert len(mounted._routes._by_place) == 0
+
+    asyncio.run(main())
+    assert nonzero("inference_requests_total", ["route"]) == {
+        ("__unmatched__",): 3,
+        ("/t/{tenant}/things/{t}",): 1,
+    }
+
+
 def test_a_route_object_that_is_gone_does_not_lend_its_template() -> None:
     """Objects made anew at the address of old ones: the cache must hold what it knows by id."""
 

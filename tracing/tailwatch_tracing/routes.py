@@ -20,6 +20,7 @@ Scope = MutableMapping[str, Any]
 UNMATCHED = "__unmatched__"
 
 _KEPT = 4096  # routes and concrete places below mounts, together
+_LONGEST_KEPT = 256  # characters: a client chooses its paths, and may send 64 KiB of them each time
 _DEEPEST = 32  # mounts and wrappers that are looked through
 
 
@@ -55,12 +56,14 @@ class RouteTable:
             return self.unmatched  # a router has looked and found nothing
         included = _included(scope)
         # Below a mount the routes and the concrete prefix decide; without a route the path does.
-        where = scope.get("root_path") if route is not None else scope["path"]
-        key = (id(route), id(endpoint), id(included), where, scope["method"])
+        where = (scope.get("root_path") or "") if route is not None else scope["path"]
+        method = scope["method"]
+        key = (id(route), id(endpoint), id(included), where, method)
         cells = self._by_place.get(key)
         if cells is None:
             cells = self.service.route_cells(find_template(scope))
-            self._keep(self._by_place, key, cells, (route, endpoint, included))
+            if len(where) + len(method) <= _LONGEST_KEPT:
+                self._keep(self._by_place, key, cells, (route, endpoint, included))
         return cells
 
     def _keep(
