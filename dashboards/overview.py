@@ -24,6 +24,7 @@ from dashboards.promql import (
     HOST,
     SERVICE,
     SYMPTOMS,
+    WATCHDOG,
     ZERO_WHILE_ALERTING_WORKS,
     per_gpu,
     quantile,
@@ -164,10 +165,10 @@ def alerts() -> AnyPanel:
         "Symptoms",
         [
             Query(f"max by (alertname, service) ({ranked})", "{{alertname}} {{service}}"),
-            Query(ZERO_WHILE_ALERTING_WORKS, "Watchdog"),
+            Query(f"0 * max by (alertname) ({WATCHDOG})", "rules are evaluated"),
         ],
         Help(
-            "Good: only the Watchdog's line, which proves that rules are evaluated. "
+            "Good: only the line that the Watchdog draws, which proves that rules are evaluated. "
             "Pending alerts have crossed their threshold but not yet for long enough.",
             runbook="Watchdog",
         ),

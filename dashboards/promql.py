@@ -10,9 +10,10 @@ ERRORS = 'outcome=~"error|error_midstream|timeout|rejected"'
 ALL_SYMPTOMS = 'role=~"symptom|meta",severity!="info"'
 # Alerts about a target or the pipeline carry no service: they are shown whatever is selected.
 SYMPTOMS = f'{ALL_SYMPTOMS},service=~"$service|"'
+WATCHDOG = 'ALERTS{alertname="Watchdog",alertstate="firing"}'
 # 0 while the always-firing Watchdog proves that rules are evaluated; absent otherwise, so that
 # a dead rule engine never reads as "nothing fires".
-ZERO_WHILE_ALERTING_WORKS = '0 * count(ALERTS{alertname="Watchdog",alertstate="firing"})'
+ZERO_WHILE_ALERTING_WORKS = f"0 * count({WATCHDOG})"
 
 GPU_LEGEND = "{{host}} GPU {{index}}{{simulated}}"
 

@@ -158,6 +158,9 @@ CASES = [
             '{alertname="C",service="s"}': 3,
         },
     ),
+    Case(  # named, for the link to its runbook
+        "overview.json", "Symptoms", {WATCHDOG: "1x20"}, {'{alertname="Watchdog"}': 0}, query="B"
+    ),
     Case(
         "overview.json",
         "Likely causes",
