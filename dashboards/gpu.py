@@ -351,7 +351,8 @@ def hardware_errors() -> AnyPanel:
 
 
 def _pcie(counter: str, gauge: str) -> list[Query]:
+    legend = f"{GPU_LEGEND} {{{{source}}}}"  # a GPU may change from one source to another
     return [
-        Query(selected(rate(counter, HOST)), GPU_LEGEND),
-        Query(selected(f"{gauge}{{{HOST}}}"), GPU_LEGEND),
+        Query(selected(rate(counter, HOST)), legend),
+        Query(selected(f"{gauge}{{{HOST}}}"), legend),
     ]
