@@ -140,6 +140,7 @@ def test_stage_spans_are_bounded_and_the_rest_is_counted(
     assert len(exporter.get_finished_spans()) == STAGE_SPANS + 1
     assert values("tailwatch_spans_dropped_total", "reason") == {
         ("export_failed",): 0,
+        ("queue_full",): 0,
         ("stage_limit",): 20,
     }
 
@@ -213,6 +214,19 @@ def test_an_error_in_the_spans_fails_no_request(caplog: pytest.LogCaptureFixture
         exchange = asyncio.run(request(app_with(Broken(shutdown_on_exit=False)), "/x/7"))
     assert exchange.body == b"ok"
     assert nonzero("tailwatch_errors_total", ["where"]) == {("spans",): 1}
+
+
+def test_what_cannot_be_begun_is_not_tried_with_each_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "-1")
+    app = StageTimingMiddleware(Starlette(routes=[Route("/x/{id}", answer)]), service="s")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert asyncio.run(request(app, "/x/7")).body == b"ok"
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("spans",): 1}
+    assert service_named("s").spans is None
 
 
 # --- when there are spans at all ---
@@ -349,6 +363,75 @@ def test_a_fork_leaves_the_parents_exporter_behind(app: App) -> None:
     if pid == 0:
         os._exit(recorder._tracer is not None)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_first_request_does_not_wait_for_imports() -> None:
+    code = """
+        import sys
+        from tailwatch_tracing import StageTimingMiddleware
+        StageTimingMiddleware(None, service="s")
+        assert "opentelemetry.sdk.trace.export" in sys.modules
+        assert "opentelemetry.exporter.otlp.proto.http.trace_exporter" in sys.modules
+    """
+    environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env=environ)
+
+
+def test_a_dead_collector_costs_counted_spans_and_one_try_at_exit() -> None:
+    """33 requests of one span each: a queue of 10, and an exporter that holds a batch of 2."""
+    code = """
+        import asyncio, logging, threading, time
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import SpanExportResult
+        logging.disable()
+        tries, taken, may_fail = [], threading.Event(), threading.Event()
+
+        def export(self, spans):
+            tries.append(len(spans))
+            taken.set()
+            may_fail.wait(30)
+            return SpanExportResult.FAILURE
+        OTLPSpanExporter.export = export
+
+        from tailwatch_tracing import StageTimingMiddleware
+        from tailwatch_tracing.service import service_named
+
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        async def send(message): ...
+        middleware = StageTimingMiddleware(app, service="s")
+        scope = {"type": "http", "method": "GET", "path": "/x", "headers": []}
+        for i in range(33):
+            asyncio.run(middleware(dict(scope), None, send))
+            if i == 1:
+                taken.wait(30)
+        recorder = service_named("s").spans
+        print(tries, recorder.dropped["queue_full"])
+        ending = threading.Thread(target=recorder._tracer.span_processor.shutdown)
+        ending.start()
+        while not recorder._tracer.span_processor._span_processors[0].is_ending:
+            time.sleep(0.001)
+        may_fail.set()
+        ending.join()
+        print(tries, recorder.dropped["export_failed"])
+    """
+    environ = {
+        **os.environ,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+        "OTEL_BSP_MAX_QUEUE_SIZE": "10",
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        check=True,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == ["[2] 21", "[2] 12"]
 
 
 def test_spans_that_cannot_be_delivered_are_counted() -> None:

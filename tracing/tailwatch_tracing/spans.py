@@ -11,6 +11,7 @@ conventions for HTTP server spans, 1.23, and `tailwatch.outcome`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -71,7 +72,9 @@ class SpanRecorder:
         self._service = service
         self._provider = provider
         self._tracer: Tracer | None = None
-        self.dropped = {"export_failed": 0, "stage_limit": 0}
+        self.dropped = {"export_failed": 0, "queue_full": 0, "stage_limit": 0}
+        if provider is None:
+            _import_sdk()
         os.register_at_fork(after_in_child=self._forget_tracer)
 
     def begin(self, request: Request) -> None:
@@ -103,6 +106,8 @@ class SpanRecorder:
             request.span = RequestSpan(self, tracer, span, token, offset_ns)
         except Exception:
             self._service.note_error("spans")
+            if self._tracer is None:  # a setting that the SDK refuses: no request would be traced
+                self._service.spans = None
 
     def family(self) -> Family:
         """Return the counter of spans that were not delivered."""
@@ -209,18 +214,44 @@ def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
     if isinstance(existing, TracerProvider):
         return existing
 
+    queue_size = _whole_number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
+
+    class CountingProcessor(BatchSpanProcessor):
+        """Knows what the SDK drops with no more than a line in the log, and when it is to end."""
+
+        ended = 0
+        exported = 0
+        is_ending = False
+
+        def shutdown(self) -> None:
+            self.is_ending = True
+            super().shutdown()  # type: ignore[no-untyped-call]
+
+        def on_end(self, span: ReadableSpan) -> None:
+            super().on_end(span)
+            if span.context is not None and span.context.trace_flags.sampled:
+                self.ended += 1
+                # What was neither handed on nor has room in the queue. It does not fall while the
+                # queue drains, so the largest is the truth.
+                missing = self.ended - self.exported - queue_size
+                recorder.dropped["queue_full"] = max(recorder.dropped["queue_full"], missing)
+
     class CountingExporter(SpanExporter):
         def __init__(self, exporter: SpanExporter) -> None:
             self._exporter = exporter
+            self._has_failed = False
 
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            processor.exported += len(spans)
+            result = SpanExportResult.FAILURE
             try:
-                result = self._exporter.export(spans)
-            except Exception:
-                recorder.dropped["export_failed"] += len(spans)
-                raise
-            if result is not SpanExportResult.SUCCESS:
-                recorder.dropped["export_failed"] += len(spans)
+                # Each try of a dead collector lasts 10 s, and the process waits for them to end.
+                if not (processor.is_ending and self._has_failed):
+                    result = self._exporter.export(spans)
+            finally:
+                self._has_failed = result is not SpanExportResult.SUCCESS
+                if self._has_failed:
+                    recorder.dropped["export_failed"] += len(spans)
             return result
 
         def shutdown(self) -> None:
@@ -230,11 +261,28 @@ def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
             return self._exporter.force_flush(timeout_millis)
 
     provider = TracerProvider(resource=Resource.create({"service.name": recorder.service_name}))
-    provider.add_span_processor(BatchSpanProcessor(CountingExporter(_otlp_exporter())))
+    processor = CountingProcessor(CountingExporter(_exporter_class()()), queue_size)
+    provider.add_span_processor(processor)
     return provider
 
 
-def _otlp_exporter() -> Any:
+def _whole_number(variable: str, default: int) -> int:
+    try:
+        return int(os.environ.get(variable) or default)
+    except ValueError:
+        return default
+
+
+def _import_sdk() -> None:
+    """Import now what the first request would wait for, up to a second."""
+    try:
+        importlib.import_module("opentelemetry.sdk.trace.export")
+        _exporter_class()
+    except Exception:  # counted and said when the first request needs it
+        pass
+
+
+def _exporter_class() -> Any:
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
         "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
     )
@@ -243,7 +291,7 @@ def _otlp_exporter() -> Any:
             OTLPSpanExporter as GrpcExporter,
         )
 
-        return GrpcExporter()
+        return GrpcExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter()
+    return OTLPSpanExporter
