@@ -111,7 +111,8 @@ class DeviceSampler:
             f"gpu-{identity.index}",
             self.sample,
             interval_seconds,
-            phase=(identity.index % 16) / 16,
+            # Up to half an interval: GPM's means need 100 ms between two samples.
+            phase=(identity.index % 16) / 32,
             on_end=self.close,
         )
 

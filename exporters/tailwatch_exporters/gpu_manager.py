@@ -241,11 +241,13 @@ class GpuManager:
                 device = self._library.device_by_index(index)
                 found[device.uuid()] = (index, device)
             except NvmlError as error:
-                self._count_error(error)
+                self._count(error, logging.WARNING)  # "no permission" too: a GPU is missing
                 unknown += 1
         self._replace_samplers(found, keep_missing=unknown)
         self._is_list_lost = False
         self._status = Status(True, "ok", count)
+        for uuid, (_, device) in found.items():
+            self._watch(uuid, device)
 
     def _driver_version(self) -> str:
         try:
@@ -259,7 +261,6 @@ class GpuManager:
         devices: dict[str, DeviceSampler] = {}
         for uuid, (index, device) in found.items():
             devices[uuid] = self._sampler(uuid, index, device)
-            self._watch(uuid, device)
         missing = [uuid for uuid in self.devices if uuid not in found]
         for uuid in missing[:keep_missing]:
             devices[uuid] = self.devices[uuid]

@@ -280,6 +280,13 @@ def test_the_xid_that_comes_with_the_loss_is_counted(two: ExporterProcess, mock:
     two.wait(lambda page: not is_up(page, GPU1))
 
 
+def test_listening_that_hangs_hides_no_gpu(exporter: Start, mock: NvmlMock) -> None:
+    mock.replace("n=2", "delay_us.nvmlDeviceRegisterEvents=60000000")
+    process = exporter(*GPU_ONLY, mock=mock)
+    page = process.wait(lambda page: is_up(page, GPU0) and is_up(page, GPU1))
+    assert reason(page) == "ok"
+
+
 def test_a_gpu_that_could_not_be_listened_to_is_tried_again(
     exporter: Start, mock: NvmlMock
 ) -> None:
@@ -299,11 +306,14 @@ def test_listening_that_fails_is_told(two: ExporterProcess, mock: NvmlMock) -> N
     assert two.said().count(call) == 1
 
 
-def test_a_gpu_that_cannot_be_opened_is_told_once(exporter: Start, mock: NvmlMock) -> None:
-    mock.replace("n=2", "fail.*.1=15")
+@pytest.mark.parametrize("code", [4, 15])
+def test_a_gpu_that_cannot_be_opened_is_told_once(
+    exporter: Start, mock: NvmlMock, code: int
+) -> None:
+    mock.replace("n=2", f"fail.*.1={code}")
     process = exporter(*GPU_ONLY, mock=mock)
     call = "nvmlDeviceGetHandleByIndex_v2"
-    page = process.wait(lambda page: page("gpu_nvml_errors_total", call=call, code="15") == 2)
+    page = process.wait(lambda page: page("gpu_nvml_errors_total", call=call, code=str(code)) == 2)
     assert process.said().count(call) == 1
     assert page("gpu_devices") == 2
     assert page("gpu_up", uuid=GPU1) is None

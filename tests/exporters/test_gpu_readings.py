@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tailwatch_exporters._nvml import Library
 from tailwatch_exporters.gpu_device import DeviceSampler, DeviceTotals, Identity
 from tailwatch_exporters.gpu_families import FAMILIES
 from tailwatch_exporters.gpu_sample import SETTLED_SAMPLES
-from tests.exporters.support import GPU0, Clock, NvmlMock, Values, parse
+from tests.exporters.support import GPU0, Clock, NvmlMock, Values, parse, wait_until
 
 EVERYTHING = (
     "gpm.2=40",
@@ -288,6 +289,32 @@ def test_impossible_gpm_answers_are_rejected(nvml: NvmlMock, gpu: Gpu, answer: s
 
 
 # ---- memory ----
+
+
+def test_no_two_samples_are_too_close_for_gpm(nvml: NvmlMock) -> None:
+    """The samplers of many GPUs are spread over the interval from their second sample on."""
+    begun: list[float] = []
+
+    def wall_clock() -> float:
+        begun.append(time.monotonic())
+        return 1.7e9
+
+    library = Library()
+    library.init()
+    sampler = DeviceSampler(
+        library,
+        library.device_by_uuid(GPU0),
+        Identity(GPU0, 15, "550"),
+        DeviceTotals(),
+        0.4,
+        Path("/nonexistent"),
+        wall_clock=wall_clock,
+    )
+    sampler.start()
+    wait_until(lambda: len(begun) > 1)
+    sampler.signal_stop()
+    assert sampler.join(5.0)
+    assert 0.19 < begun[1] - begun[0] < 0.4
 
 
 def test_used_memory_is_without_the_drivers_reserve(nvml: NvmlMock, gpu: Gpu) -> None:
