@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gzip
 import json
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
 
 from tailwatch_stack.errors import TailwatchError, UsageError
-from tailwatch_stack.viewer.prometheus import PrometheusServer
+from tailwatch_stack.viewer.prometheus import PrometheusProxy, PrometheusServer
 from tailwatch_stack.viewer.server import ViewerSettings, create_app
 from tests.viewer.conftest import Client, FakePrometheus, reply
 
@@ -121,6 +125,49 @@ def test_compressed_answers_are_passed_through(client: Client, prometheus: FakeP
     assert response.json()["data"] == "x" * 1000
 
 
+def ask_proxy(
+    settings: ViewerSettings, query: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> Response:
+    """Answer a request as bare as it is given: a client adds headers and limits of its own."""
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def answer() -> Response:
+        proxy = PrometheusProxy(settings.prometheus, settings.prometheus.client())
+        return await proxy.answer(Request(scope, receive))
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "server": ("127.0.0.1", 12162),
+        "path": "/prom/api/v1/query",
+        "path_params": {"path": "query"},
+        "query_string": query,
+        "headers": headers,
+    }
+    return asyncio.run(answer())
+
+
+@pytest.mark.parametrize("asked", ["identity", "gzip"])
+def test_answers_are_compressed_only_for_who_can_read_them(
+    settings: ViewerSettings, prometheus: FakePrometheus, asked: str
+) -> None:
+    headers = () if asked == "identity" else ((b"accept-encoding", asked.encode()),)
+    ask_proxy(settings, headers=headers)
+    assert prometheus.requests[0].headers["accept-encoding"] == asked
+
+
+def test_a_query_string_beyond_what_is_passed_on_is_refused(
+    settings: ViewerSettings, prometheus: FakePrometheus
+) -> None:
+    response = ask_proxy(settings, query=b"query=" + b"x" * 70_000)
+    assert response.status_code == 400
+    assert b"URL too long" in bytes(response.body)
+    assert prometheus.requests == []
+
+
 def raise_error(error: type[httpx.TransportError], message: str) -> httpx.Response:
     raise error(message)
 
@@ -155,6 +202,14 @@ def test_a_prometheus_that_is_down_is_told_in_its_own_form(
     assert expected in response.json()["error"]
 
 
+def test_no_error_shows_credentials(settings: ViewerSettings, prometheus: FakePrometheus) -> None:
+    server = dataclasses.replace(settings.prometheus, url="https://me:secret@prom.test/x/")
+    prometheus.handler = lambda _request: raise_error(httpx.ConnectError, "refused")
+    app = create_app(dataclasses.replace(settings, prometheus=server))
+    error = Client(app).get("/prom/api/v1/query").json()["error"]
+    assert error == "Prometheus at https://prom.test/x cannot be reached: refused"
+
+
 def test_headers_and_a_rotated_token_are_sent(
     settings: ViewerSettings, prometheus: FakePrometheus, tmp_path: Path
 ) -> None:
@@ -168,6 +223,8 @@ def test_headers_and_a_rotated_token_are_sent(
     client.get("/prom/api/v1/query")
     token.write_text("second")
     client.get("/prom/api/v1/query")
+    token.write_bytes(b"\xff")
+    assert "token cannot be read" in client.get("/prom/api/v1/query").json()["error"]
     token.unlink()
     assert "token cannot be read" in client.get("/prom/api/v1/query").json()["error"]
     sent = [request.headers for request in prometheus.requests]
@@ -175,7 +232,13 @@ def test_headers_and_a_rotated_token_are_sent(
     assert {headers["x-scope-orgid"] for headers in sent} == {"team"}
 
 
-@pytest.mark.parametrize("url", ["prom:9090", "ftp://prom", "http://", "http://prom/?x=1", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("prom:9090", "ftp://prom", "http://", "http://prom/?x=1", ""),
+        *("http://[::1", "http://prom:web", "http://prom:65536", "http://prom:0", "http://a\x07"),
+    ],
+)
 def test_what_is_no_url_is_named(url: str) -> None:
     with pytest.raises(UsageError, match=r"--prometheus\.url"):
         PrometheusServer(url)

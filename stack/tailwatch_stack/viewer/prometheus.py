@@ -53,8 +53,13 @@ class PrometheusServer:
 
     def __post_init__(self) -> None:
         """Raise UsageError on a URL that is not one."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            httpx.URL(self.url)
+            is_server = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except (ValueError, httpx.InvalidURL):
+            is_server = False
+        if not is_server:
             raise UsageError(f"--prometheus.url {self.url}: expected http://host:port or https://")
         if parts.query or parts.fragment:
             raise UsageError(f"--prometheus.url {self.url}: expected no ? or # part")
@@ -83,6 +88,7 @@ class PrometheusServer:
 
         Raises:
             OSError: the token file cannot be read.
+            UnicodeError: it is not text.
         """
         if self.bearer_token_file is None:
             return {}
@@ -122,17 +128,21 @@ class PrometheusProxy:
 
     async def _pass_on(self, request: Request, path: str, body: bytes) -> Response:
         try:
+            authorization = self._server.authorization()
+        except (OSError, UnicodeError) as error:
+            return _refuse(502, "unavailable", f"the bearer token cannot be read: {error}")
+        try:
             upstream = await self._client.send(
                 self._client.build_request(
                     request.method,
                     f"{self._server.url.rstrip('/')}/api/v1/{path}?{request.url.query}",
                     content=body or None,
-                    headers=_request_headers(request) | self._server.authorization(),
+                    headers=_request_headers(request) | authorization,
                 ),
                 stream=True,
             )
-        except OSError as error:
-            return _refuse(502, "unavailable", f"the bearer token cannot be read: {error}")
+        except httpx.InvalidURL as error:
+            return _refuse(400, "bad_data", f"the query string cannot be passed on: {error}")
         except httpx.TimeoutException:
             return _refuse(
                 504, "timeout", f"Prometheus at {self._server.shown_url} did not answer in time"
@@ -160,7 +170,9 @@ def _methods(path: str) -> tuple[str, ...] | None:
 
 def _request_headers(request: Request) -> dict[str, str]:
     passed = ("accept", "accept-encoding", "content-type")
-    return {name: request.headers[name] for name in passed if name in request.headers}
+    found = {name: request.headers[name] for name in passed if name in request.headers}
+    # The client would ask for compression by itself, and the answer is passed on as it comes.
+    return {"accept-encoding": "identity"} | found
 
 
 async def _chunks(upstream: httpx.Response) -> AsyncIterator[bytes]:
