@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tailwatch_stack.cli import main
-from tailwatch_stack.errors import UsageError
-from tailwatch_stack.viewer.address import ListenAddress, parse_listen_address
+from tailwatch_stack.errors import TailwatchError, UsageError
+from tailwatch_stack.viewer.address import ListenAddress, bind, parse_listen_address
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "viewer.md"
 
@@ -57,7 +57,8 @@ def test_loopback_is_known(host: str, expected: bool) -> None:
     [
         (["--web.listen-address", "x"], "--web.listen-address x: expected host:port"),
         (["--prometheus.url", "x"], "--prometheus.url x: expected http://host:port"),
-        (["--prometheus.header", "x"], "--prometheus.header x: expected NAME:VALUE"),
+        (["--prometheus.url", "http://[::1"], "http://[::1: expected http://host:port"),
+        (["--prometheus.header", "x=1"], "--prometheus.header x=1: expected NAME:VALUE"),
         (["--prometheus.ca-file", "/nope"], "--prometheus.ca-file /nope: expected a file"),
         (["--prometheus.bearer-token-file", "/nope"], "/nope: expected a file"),
         (["--prometheus.scrape-interval", "soon"], "soon: expected a duration such as 15s"),
@@ -80,6 +81,19 @@ def test_a_taken_port_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[
         assert main(["viewer", "--web.listen-address", address]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"tailwatch viewer: cannot listen on {address}: Address already in use")
+
+
+def test_of_two_that_start_at_once_one_is_told() -> None:
+    """Both may bind before either answers; the port is taken as soon as one has it."""
+    with bind(ListenAddress("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(TailwatchError, match="Address already in use"):
+            bind(ListenAddress("127.0.0.1", port))
+
+
+def test_what_is_no_host_name_is_told() -> None:
+    with pytest.raises(TailwatchError, match=r"cannot listen on a\.\.b:12162: .* no host name"):
+        bind(ListenAddress("a..b", 12162))
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

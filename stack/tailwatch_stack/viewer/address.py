@@ -48,7 +48,7 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 
 def bind(address: ListenAddress) -> socket.socket:
-    """Return a socket bound to the address.
+    """Return a socket that listens on the address.
 
     Raises:
         TailwatchError: the port is taken, or the address is not one of this machine.
@@ -61,10 +61,13 @@ def bind(address: ListenAddress) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise TailwatchError(f"cannot listen on {address}: {error.strerror}") from error
+    except UnicodeError as error:  # a label of the name is empty or too long
+        raise TailwatchError(f"cannot listen on {address}: that is no host name") from error
     # As other servers do: connections of an earlier run in TIME_WAIT do not matter.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(sockaddr)
+        listener.listen()  # two may bind, with the option above, but only one may listen
     except OSError as error:
         listener.close()
         raise TailwatchError(

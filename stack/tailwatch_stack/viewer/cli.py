@@ -7,6 +7,7 @@ import contextlib
 import re
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import uvicorn
@@ -18,7 +19,7 @@ from tailwatch_stack.viewer.documents import Dashboards, Runbooks
 from tailwatch_stack.viewer.prometheus import PrometheusServer
 from tailwatch_stack.viewer.server import ViewerSettings, create_app
 
-_HEADER = re.compile(r"([A-Za-z0-9-]+)\s*[:=]\s*([\x20-\x7e]+)")
+_HEADER = re.compile(r"([A-Za-z0-9-]+)\s*:\s*([\x20-\x7e]+)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     config = uvicorn.Config(app, log_level="warning", access_log=False)
     # uvicorn raises the signal that stopped it once more: being told to stop is no failure.
     for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, lambda *_: None)
+        signal.signal(stop, lambda *_: sys.exit(0))
     with contextlib.closing(bind(listen)) as listener:
         _Server(config, f"http://{listen}/").run(sockets=[listener])
     return 0
