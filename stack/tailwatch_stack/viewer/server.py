@@ -97,12 +97,7 @@ class _Api:
         self._settings = settings
 
     async def settings(self, _request: Request) -> Response:
-        return JSONResponse(
-            {
-                "scrapeIntervalSeconds": self._settings.scrape_interval_seconds,
-                "prometheusUrl": self._settings.prometheus.shown_url,
-            }
-        )
+        return JSONResponse({"scrapeIntervalSeconds": self._settings.scrape_interval_seconds})
 
     async def dashboards(self, _request: Request) -> Response:
         return JSONResponse(

@@ -4,7 +4,6 @@ import type { DashboardSummary } from '../model/links';
 /** What the page needs to know of the server it came from. */
 export interface Settings {
   scrapeIntervalSeconds: number;
-  prometheusUrl: string;
 }
 
 export function fetchSettings(): Promise<Settings> {
