@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import itertools
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
@@ -254,6 +255,22 @@ def test_an_event_loop_without_timers_fails_no_request(monkeypatch: pytest.Monke
     asyncio.run(main())
     assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 1}
     assert values("inference_requests_in_flight") == {(): 0}
+
+
+def test_a_forked_child_has_none_of_its_parents_requests() -> None:
+    queue = RequestQueue("batch", service="s")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        queue.enter()
+        pid = os.fork()
+        if pid == 0:
+            in_flight = values("inference_requests_in_flight")
+            os._exit(in_flight != {(): 0} or queue.depth)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert values("inference_requests_in_flight") == {(): 1}
+        assert queue.depth == 1
+
+    asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x"))
 
 
 def test_a_request_closed_in_another_context_ends_quietly() -> None:

@@ -464,6 +464,16 @@ def test_a_stream_is_late_when_its_start_is(clock: Clock, to_start: float, outco
     assert_counted_once(200, outcome)
 
 
+def test_a_body_without_a_start_is_the_servers_to_refuse(clock: Clock) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(MORE)
+        clock.advance(6)
+        await send(BODY)
+
+    asyncio.run(request(wrap(app, client_timeout_seconds=5), "/x"))
+    assert_counted_once(0, "timeout", "__unmatched__")
+
+
 def test_a_client_that_left_after_its_timeout_timed_out(clock: Clock) -> None:
     async def main() -> None:
         exchange = Exchange()

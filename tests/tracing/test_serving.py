@@ -227,6 +227,26 @@ def test_serves_on_a_port_of_its_own_with_the_event_loop_blocked() -> None:
         get(server.port)
 
 
+@pytest.mark.parametrize(
+    ("error", "counted"), [(BrokenPipeError, 0), (TimeoutError, 0), (ValueError, 1)]
+)
+def test_a_scraper_that_leaves_is_no_error_of_ours(
+    error: type[Exception], counted: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve_metrics(0, service="s")
+    try:
+        try:
+            raise error
+        except error:
+            server._server.handle_error(None, None)  # type: ignore[arg-type]
+    finally:
+        server.close()
+    assert (
+        page_values(render_metrics()[0].decode(), "tailwatch_errors_total", ["where"])[("metrics",)]
+        == counted
+    )
+
+
 def test_a_taken_port_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

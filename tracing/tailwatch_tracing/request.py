@@ -181,6 +181,8 @@ class Request(Unit):
     def _unless_timed_out(self, outcome: str, timeout_ns: int) -> str:
         if outcome not in ("ok", "client_disconnect"):
             return outcome
-        if self.events & STREAM and self.response_start_ns - self.start_ns <= timeout_ns:
+        # There is no start where a server lets a body pass without one: status is 0 then.
+        is_stream = self.events & STREAM and self.status
+        if is_stream and self.response_start_ns - self.start_ns <= timeout_ns:
             return outcome
         return "timeout"

@@ -439,13 +439,15 @@ def _nanoseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e9)
 
 
-def _renew_locks() -> None:
-    """In a forked child: what another thread held at the fork would stay locked for ever."""
+def _begin_child() -> None:
+    """After a fork: locks that another thread held, and requests under way, are the parent's."""
     global _lock
     _lock = threading.Lock()
     for service in _services.values():
+        service.in_flight.clear()
         for cells in service.queues.cells.values():
             cells.lock = threading.Lock()
+            cells.left = cells.entered
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=_begin_child)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -162,7 +163,8 @@ class _PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        default_service().note_error("metrics")
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):  # the scraper left
+            default_service().note_error("metrics")
 
 
 class _PageServer6(_PageServer):
