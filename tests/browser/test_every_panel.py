@@ -114,7 +114,7 @@ def test_a_legend_table_shows_its_calculations(dashboard: Page) -> None:
     assert cells[1:] == ["web", "12 req/s", "12 req/s"]
 
 
-def test_annotations_are_marked_and_can_be_switched_off(dashboard: Page) -> None:
+def test_annotations_are_marked_and_can_be_switched_off_and_on(dashboard: Page) -> None:
     marks = dashboard.locator('[data-panel="Requests by service"] [data-annotation]')
     expect(marks).to_have_count(1)
     assert marks.first.get_attribute("data-annotation") == "Deploy 7"
@@ -122,6 +122,8 @@ def test_annotations_are_marked_and_can_be_switched_off(dashboard: Page) -> None
     expect(dashboard.get_by_role("tooltip")).to_contain_text("23:20:00")
     dashboard.get_by_label("Deploys").click(force=True)
     expect(marks).to_have_count(0)
+    dashboard.get_by_label("Deploys").click(force=True)
+    expect(marks).to_have_count(1)
 
 
 def test_a_variable_narrows_the_queries_and_the_address_keeps_it(dashboard: Page) -> None:

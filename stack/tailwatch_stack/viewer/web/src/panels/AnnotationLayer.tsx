@@ -36,9 +36,9 @@ export function AnnotationLayer({ config, marks, timeZone, theme }: AnnotationLa
   }
   const inside = marks.filter((mark) => isInside(u, mark));
   return createPortal(
-    inside.map((mark) => (
+    inside.map((mark, index) => (
       <Tooltip
-        key={`${mark.title}-${mark.from}`}
+        key={index} // two services may have the same alert at the same time
         content={<MarkText mark={mark} timeZone={timeZone} />}
       >
         <div

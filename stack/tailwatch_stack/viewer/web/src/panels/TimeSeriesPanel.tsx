@@ -79,14 +79,8 @@ export function TimeSeriesPanel(props: PanelProps) {
               )}
             />
           )}
-          {annotations.length > 0 && (
-            <AnnotationLayer
-              config={config}
-              marks={annotations}
-              timeZone={timeZone}
-              theme={theme}
-            />
-          )}
+          {/* Without marks too: the layer's hooks count only from a plot's start. */}
+          <AnnotationLayer config={config} marks={annotations} timeZone={timeZone} theme={theme} />
         </>
       )}
     </TimeSeries>
