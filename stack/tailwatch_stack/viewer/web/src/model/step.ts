@@ -19,8 +19,12 @@ export interface StepInput {
 export function stepMs(input: StepInput): number {
   const range = input.to - input.from;
   const rounded = rangeUtil.roundInterval(range / input.maxDataPoints);
-  const safe = Math.ceil(range / MAX_POINTS);
-  return Math.max(rounded, input.minStepMs ?? input.scrapeIntervalMs, safe);
+  return allowedStepMs(Math.max(rounded, input.minStepMs ?? input.scrapeIntervalMs), range);
+}
+
+/** The wanted step, or the smallest that Prometheus allows for the range. Milliseconds. */
+export function allowedStepMs(wanted: number, range: number): number {
+  return Math.max(wanted, Math.ceil(range / MAX_POINTS));
 }
 
 /**

@@ -2,7 +2,7 @@ import { rangeUtil } from '@grafana/data';
 import type { AnnotationModel } from '../model/dashboard';
 import { interpolate, type Variables } from '../model/interpolate';
 import { seriesName } from '../model/legend';
-import { formatDuration } from '../model/step';
+import { alignToStep, allowedStepMs, formatDuration } from '../model/step';
 import { queryRange, sampleValue, type Series } from './client';
 
 /** A moment, or a stretch of time, that graphs mark. Milliseconds since the epoch. */
@@ -24,10 +24,12 @@ export async function queryAnnotation(
   variables: Variables,
   signal?: AbortSignal,
 ): Promise<AnnotationMark[]> {
-  const step = rangeUtil.intervalToMs(model.step || DEFAULT_STEP);
+  const wanted = rangeUtil.intervalToMs(model.step || DEFAULT_STEP);
+  const step = allowedStepMs(wanted, range.to - range.from);
+  const [from, to] = alignToStep(range.from, range.to, step);
   const lookup = (name: string) => (name === '__interval' ? formatDuration(step) : undefined);
   const query = interpolate(model.target?.expr ?? model.expr ?? '', variables, lookup, 'promql');
-  const series = await queryRange(query, { ...range, step }, signal);
+  const series = await queryRange(query, { from, to, step }, signal);
   return series.flatMap((one) => marks(model, one, step));
 }
 
