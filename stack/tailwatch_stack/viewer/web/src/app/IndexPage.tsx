@@ -55,7 +55,10 @@ function FiringSymptoms() {
         {firing.map(({ metric }) => (
           <li key={JSON.stringify(metric)}>
             {metric.alertname} {metric.service && `on ${metric.service}`} (
-            <a href={`/runbooks/${metric.alertname}`} style={{ color: theme.colors.text.link }}>
+            <a
+              href={`/runbooks/${encodeURIComponent(metric.alertname ?? '')}`}
+              style={{ color: theme.colors.text.link }}
+            >
               runbook
             </a>
             )

@@ -7,6 +7,14 @@ export type Route =
 
 /** Which page a path is; paths are the same as under Grafana. */
 export function routeOf(path: string): Route {
+  try {
+    return knownRoute(path) ?? { page: 'unknown', path };
+  } catch {
+    return { page: 'unknown', path }; // its percent signs encode no text
+  }
+}
+
+function knownRoute(path: string): Route | undefined {
   const dashboard = /^\/d\/([^/]+)(?:\/[^/]*)?\/?$/.exec(path);
   if (dashboard) {
     return { page: 'dashboard', uid: decodeURIComponent(dashboard[1]!) };
@@ -18,5 +26,5 @@ export function routeOf(path: string): Route {
   if (/^\/runbooks\/?$/.test(path)) {
     return { page: 'runbooks' };
   }
-  return path === '/' ? { page: 'index' } : { page: 'unknown', path };
+  return path === '/' ? { page: 'index' } : undefined;
 }

@@ -21,5 +21,8 @@ it('reads times', () => {
   expect(parseTime('now-5m')).toBe('now-5m');
   expect(parseTime('1767225600000')).toEqual(new Date('2026-01-01T00:00:00Z'));
   expect(parseTime('2026-01-01T00:00:00Z')).toEqual(new Date('2026-01-01T00:00:00Z'));
-  expect(() => parseTime('yesterdayish')).toThrow('"yesterdayish" is not a time');
+});
+
+it.each(['yesterdayish', 'now-banana', '99999999999999999999', ''])('"%s" is no time', (text) => {
+  expect(() => parseTime(text)).toThrow(`"${text}" is not a time`);
 });

@@ -1,3 +1,4 @@
+import { dateMath } from '@grafana/data';
 import type { Choices } from './variables';
 
 /** What of a dashboard's state is in the address, under the names that Grafana uses. */
@@ -51,13 +52,10 @@ export function writeUrlState(state: UrlState, search: string): string {
 
 /** A time as the address has it: digits are milliseconds, `2026-01-31T10:00:00Z` a date. */
 export function parseTime(text: string): string | Date {
-  if (/^\d+$/.test(text)) {
-    return new Date(Number(text));
-  }
-  if (text.startsWith('now')) {
+  if (text.startsWith('now') && dateMath.isValid(text)) {
     return text;
   }
-  const date = new Date(text);
+  const date = new Date(/^\d+$/.test(text) ? Number(text) : text);
   if (Number.isNaN(date.valueOf())) {
     throw new Error(`"${text}" is not a time: expected now-1h, milliseconds or an ISO date`);
   }
