@@ -45,7 +45,8 @@ interface VariableControlProps {
 function VariableControl({ model, variable, options, onChoose }: VariableControlProps) {
   const label = model.label || model.name;
   if (model.type === 'textbox') {
-    return <TextVariable label={label} value={variable.values[0] ?? ''} onChange={onChoose} />;
+    const value = variable.values[0] ?? '';
+    return <TextVariable key={value} label={label} value={value} onChange={onChoose} />;
   }
   const choices: ComboboxOption[] = [
     ...(model.includeAll ? [{ label: 'All', value: ALL }] : []),
@@ -83,7 +84,7 @@ function VariableControl({ model, variable, options, onChoose }: VariableControl
 }
 
 /** All and single values exclude each other: the one chosen last stays. */
-export function withoutStaleAll(picked: string[], before: string[]): string[] {
+function withoutStaleAll(picked: string[], before: string[]): string[] {
   if (!picked.includes(ALL)) {
     return picked;
   }

@@ -31,7 +31,8 @@ export function usePanelData(panel: Panel, width: number, context: DashboardCont
     queryPanel(panel, query, abort.signal)
       .then((frames) => transform(panel, frames, replace))
       .then(
-        (frames) => setData({ isLoading: false, frames, timeRange }),
+        // Transformations take a moment after the answer, in which another may have been asked.
+        (frames) => abort.signal.aborted || setData({ isLoading: false, frames, timeRange }),
         (error: unknown) => {
           if (!abort.signal.aborted) {
             setData({ isLoading: false, frames: [], timeRange, error: messageOf(error) });
