@@ -293,6 +293,18 @@ def test_a_request_closed_in_another_context_ends_quietly() -> None:
     assert values("inference_requests_in_flight") == {(): 0}
 
 
+def test_an_error_in_summing_up_very_many_stages_fails_no_request() -> None:
+    async def many(incoming: Request) -> Response:
+        for _ in range(1500):
+            with stage(["a name", "that is no key"]):  # type: ignore[arg-type]
+                pass
+        return PlainTextResponse("ok")
+
+    app = StageTimingMiddleware(Starlette(routes=[Route("/x", many)]), service="s")
+    assert asyncio.run(request(app, "/x")).status == 200
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("stage",): 1, ("request",): 1}
+
+
 @pytest.mark.parametrize("status", [None, "200", object()], ids=["none", "text", "object"])
 def test_a_status_that_is_no_number_is_the_servers_to_refuse(status: object) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:

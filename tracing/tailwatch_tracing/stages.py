@@ -117,7 +117,11 @@ class Unit:
             if log is not None and len(log) >= _FOLD_AT:
                 if self.folded is None:
                     self.folded = Folded(self.start_ns)
-                self.folded.add(log)
+                try:
+                    self.folded.add(log)
+                except Exception:  # as of a stage whose name cannot be a key
+                    self.service.note_error("stage")
+                    log.clear()
 
 
 _folding = threading.Lock()
