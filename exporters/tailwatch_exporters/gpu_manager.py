@@ -26,6 +26,7 @@ from tailwatch_exporters._nvml import (
 )
 from tailwatch_exporters.gpu_device import DeviceSampler, DeviceTotals, Identity
 from tailwatch_exporters.gpu_events import XidCounts, XidWatcher
+from tailwatch_exporters.gpu_opening import DeviceOpening
 from tailwatch_exporters.sampler_thread import SamplerThread
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ ENUMERATE_INTERVALS = 5
 
 _LONGEST_REST_INTERVALS = 60
 _JOIN_SECONDS = 1.0
+_OPENING_SECONDS = 1.0
 _HUNG_SECONDS = 30.0  # initialising eight idle GPUs takes a driver ten seconds
 
 REASONS = {
@@ -90,6 +92,8 @@ class GpuManager:
         self._driver = ""
         self._watcher: XidWatcher | None = None
         self._ending: list[DeviceSampler] = []
+        self._openings: dict[int, DeviceOpening] = {}
+        self._hanging: frozenset[int] = frozenset()
         self._rest_intervals = 1
         self._reopen_intervals = ENUMERATE_INTERVALS
         self._reopen_at = 0.0
@@ -205,10 +209,10 @@ class GpuManager:
         self._open()
         return True
 
-    def _calling(self) -> list[DeviceSampler | XidWatcher]:
+    def _calling(self) -> list[DeviceSampler | XidWatcher | DeviceOpening]:
         """Return what makes calls in a thread of its own."""
         watchers = [] if self._watcher is None else [self._watcher]
-        return [*self.devices.values(), *self._ending, *watchers]
+        return [*self.devices.values(), *self._ending, *self._openings.values(), *watchers]
 
     def _signal_stop(self) -> None:
         for thread in self._calling():
@@ -234,20 +238,42 @@ class GpuManager:
         if not self._driver:
             self._driver = self._driver_version()
         count = self._library.device_count()
-        found: dict[str, tuple[int, Device]] = {}
-        unknown = 0
-        for index in range(count):
-            try:
-                device = self._library.device_by_index(index)
-                found[device.uuid()] = (index, device)
-            except NvmlError as error:
-                self._count(error, logging.WARNING)  # "no permission" too: a GPU is missing
-                unknown += 1
-        self._replace_samplers(found, keep_missing=unknown)
+        found = self._open_devices(count)
+        self._replace_samplers(found, keep_missing=count - len(found))
         self._is_list_lost = False
         self._status = Status(True, "ok", count)
         for uuid, (_, device) in found.items():
             self._watch(uuid, device)
+
+    def _open_devices(self, count: int) -> dict[str, tuple[int, Device]]:
+        """Return the GPUs that could be opened, by uuid, with their index.
+
+        One that hangs when it is opened is left out, and not asked again until it has answered.
+        """
+        for index in range(count):
+            if index not in self._openings:
+                self._openings[index] = DeviceOpening(self._library, index)
+        found: dict[str, tuple[int, Device]] = {}
+        deadline = self._clock() + _OPENING_SECONDS
+        for index, opening in list(self._openings.items()):
+            if not opening.join(deadline - self._clock()):
+                continue
+            del self._openings[index]
+            try:
+                uuid, device = opening.result()
+            except NvmlError as error:
+                self._count(error, logging.WARNING)  # "no permission" too: a GPU is missing
+                continue
+            if index < count:
+                found[uuid] = (index, device)
+        self._tell_hanging()
+        return found
+
+    def _tell_hanging(self) -> None:
+        hanging = frozenset(self._openings)
+        for index in sorted(hanging - self._hanging):
+            logger.warning("GPU %d: opening it takes more than %g s", index, _OPENING_SECONDS)
+        self._hanging = hanging
 
     def _driver_version(self) -> str:
         try:

@@ -106,6 +106,29 @@ def test_a_gpu_that_went_while_it_hung_is_down_when_it_comes_back(
     process.wait(lambda page: is_up(page, GPU1))
 
 
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+def test_a_gpu_that_hangs_when_it_is_opened_keeps_no_other_from_being_found(
+    exporter: Start, mock: NvmlMock, call: str
+) -> None:
+    """An exporter is started anew because of such a GPU: the others must come back."""
+    mock.replace("n=2", f"delay_us.{call}.0=60000000", "exit_waits=1")
+    process = exporter(*GPU_ONLY, mock=mock)
+    page = process.wait(lambda page: is_up(page, GPU1))
+    assert page("gpu_up", uuid=GPU0) is None
+    assert page("gpu_devices") == 2
+    time.sleep(1.5)  # beyond the next enumeration
+    assert is_up(process.scrape(), GPU1)
+    assert process.said().count("GPU 0: opening it takes more than 1 s") == 1
+    assert thread_count(process) <= 8  # none is added with each enumeration
+    mock.replace("n=2", "unhang=1")
+    process.wait(lambda page: is_up(page, GPU0) and is_up(page, GPU1))
+    mock.replace("n=2", f"delay_us.{call}.0=60000000", "exit_waits=1")
+    time.sleep(2.0)
+    assert is_up(process.scrape(), GPU0)  # open already: its samples go on
+    code, seconds, said = process.stop()
+    assert (code, seconds < 2.0) == (0, True), said
+
+
 def test_a_gpu_that_stays_lost_is_started_anew_less_and_less_often(
     exporter: Start, mock: NvmlMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
