@@ -216,6 +216,19 @@ def test_an_error_in_the_spans_fails_no_request(caplog: pytest.LogCaptureFixture
     assert nonzero("tailwatch_errors_total", ["where"]) == {("spans",): 1}
 
 
+def test_a_client_cannot_write_to_the_log_with_its_headers(
+    app: App, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = [
+        (b"traceparent", b"00-\xff-x" * 99),
+        (b"tracestate", b"=,;"),
+        (b"baggage", b"a" * 99),
+    ]
+    asyncio.run(request(app, "/x/7", headers=headers))
+    assert caplog.text == ""
+    assert finished(exporter)["GET /x/{id}"].parent is None
+
+
 def test_what_cannot_be_begun_is_not_tried_with_each_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -133,7 +133,8 @@ class SpanRecorder:
         return self._service.name
 
 
-_PROPAGATED = frozenset((b"traceparent", b"tracestate", b"baggage"))
+# Not baggage: no span uses it, and OpenTelemetry logs each header of it that it cannot read.
+_PROPAGATED = frozenset((b"traceparent", b"tracestate"))
 
 
 class RequestSpan:
