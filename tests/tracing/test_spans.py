@@ -216,7 +216,7 @@ def test_an_error_in_the_spans_fails_no_request(caplog: pytest.LogCaptureFixture
     assert nonzero("tailwatch_errors_total", ["where"]) == {("spans",): 1}
 
 
-def test_a_client_cannot_write_to_the_log_with_its_headers(
+def test_a_client_cannot_write_to_the_log_with_baggage_or_long_headers(
     app: App, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = [

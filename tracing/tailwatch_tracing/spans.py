@@ -89,7 +89,7 @@ class SpanRecorder:
             carrier = {
                 name.decode("latin-1").lower(): value.decode("latin-1")
                 for name, value in scope.get("headers", ())
-                if name.lower() in _PROPAGATED
+                if name.lower() in _PROPAGATED and len(value) <= _LONGEST_PROPAGATED
             }
             span = tracer.start_span(
                 scope["method"],
@@ -135,6 +135,7 @@ class SpanRecorder:
 
 # Not baggage: no span uses it, and OpenTelemetry logs each header of it that it cannot read.
 _PROPAGATED = frozenset((b"traceparent", b"tracestate"))
+_LONGEST_PROPAGATED = 512  # bytes: W3C Trace Context, section 3.3.1.5; longer ones are logged, too
 
 
 class RequestSpan:
