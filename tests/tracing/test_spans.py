@@ -221,7 +221,7 @@ def test_a_client_cannot_write_to_the_log_with_baggage_or_long_headers(
 ) -> None:
     headers = [
         (b"traceparent", b"00-\xff-x" * 99),
-        (b"tracestate", b"=,;"),
+        (b"tracestate", b"=" * 999),
         (b"baggage", b"a" * 99),
     ]
     asyncio.run(request(app, "/x/7", headers=headers))

@@ -135,7 +135,7 @@ class SpanRecorder:
 
 # Not baggage: no span uses it, and OpenTelemetry logs each header of it that it cannot read.
 _PROPAGATED = frozenset((b"traceparent", b"tracestate"))
-_LONGEST_PROPAGATED = 512  # bytes: W3C Trace Context, section 3.3.1.5; longer ones are logged, too
+_LONGEST_PROPAGATED = 512  # bytes: OpenTelemetry refuses a longer traceparent, and logs it
 
 
 class RequestSpan:
