@@ -20,17 +20,21 @@ def requests() -> AnyPanel:
 
 
 def waiting() -> AnyPanel:
-    """Return the number of requests that wait."""
+    """Return the number of requests that wait.
+
+    A mean: a queue that bursts fill is empty at most scrapes.
+    """
     return number(
         "Waiting",
         units.NoUnit,
-        f"sum(service:requests_waiting:sum{{{SERVICE}}})",
+        f"sum(service:requests_waiting:avg5m{{{SERVICE}}})",
         Help(
-            f"Good: below {WAITING:g}. Requests in a queue; in flight where a service has none.",
+            f"Good: below {WAITING:g}. Requests in a queue, mean over 5 minutes; those in flight "
+            "where a service has no queue.",
             runbook="QueueBeyondTimeout",
         ),
         steps=[(colors.GOOD, None), (colors.WARN, WAITING), (colors.BAD, QUEUE_DEPTH)],
-        decimals=0,
+        decimals=1,
     )
 
 
