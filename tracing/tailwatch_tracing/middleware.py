@@ -95,8 +95,9 @@ class StageTimingMiddleware:
         # From the first request on: what a model's loading blocks before is nobody's wait.
         if request.start_ns > runtime.look_again_ns:
             self._watch_loop()
-        if self._service.spans is not None:
-            self._service.spans.begin(request)
+        spans = self._service.spans
+        if spans is not None:
+            spans.begin(request)
         token = current_unit.set(request)
         try:
             await self.app(scope, request.receive, request.send)

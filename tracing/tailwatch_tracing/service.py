@@ -426,8 +426,9 @@ def default_service() -> Service:
     for service in services():
         return service
     with _lock:
-        name = os.environ.get("OTEL_SERVICE_NAME") or "unnamed"
-        return _services.setdefault(_NAMELESS, Service(name))
+        if not _services:
+            _services[_NAMELESS] = Service(os.environ.get("OTEL_SERVICE_NAME") or "unnamed")
+        return next(iter(_services.values()))
 
 
 def services() -> list[Service]:

@@ -233,8 +233,8 @@ def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
             super().on_end(span)
             if span.context is not None and span.context.trace_flags.sampled:
                 self.ended += 1
-                # What was neither handed on nor has room in the queue. It does not fall while the
-                # queue drains, so the largest is the truth.
+                # What was neither handed on nor has room in the queue. While that is full, as
+                # whenever it drops one, nothing else is missing; while it drains this is too small.
                 missing = self.ended - self.exported - queue_size
                 recorder.dropped["queue_full"] = max(recorder.dropped["queue_full"], missing)
 
