@@ -24,6 +24,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from demo import flags
 from demo.classifier import Classifier
 from demo.device_model import SimulatedGpu
 from demo.faults import FAULTS, HEALTHY, Fault, FaultSwitch
@@ -163,12 +164,17 @@ def missing_gpu(fault: Fault, gpu_count: int) -> str | None:
     return None
 
 
+def can_write(path: Path) -> bool:
+    """Return whether `path` can be made or replaced."""
+    return not path.is_dir() and os.access(path.parent, os.W_OK)
+
+
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; a mistake in it ends with one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m demo.service", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--host", default=ADDRESS, help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=SERVICE_PORT, help="port (%(default)s)")
+    parser.add_argument("--port", type=flags.port, default=SERVICE_PORT, help="port (%(default)s)")
     parser.add_argument("--fault", choices=tuple(FAULTS), help="start with this fault on")
     parser.add_argument(
         "--simulate-gpu",
@@ -190,8 +196,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--simulate-gpu is {gpus}, expected 0 to {MAX_GPUS}")
     if gpus and not arguments.nvml_mock_file:
         parser.error("--simulate-gpu needs --nvml-mock-file or NVML_MOCK_FILE")
-    if gpus and not arguments.nvml_mock_file.parent.is_dir():
-        parser.error(f"--nvml-mock-file {arguments.nvml_mock_file}: its folder does not exist")
+    if gpus and not can_write(arguments.nvml_mock_file):
+        parser.error(
+            f"--nvml-mock-file {arguments.nvml_mock_file}: expected a file in a writable folder"
+        )
     if arguments.fault and (problem := missing_gpu(FAULTS[arguments.fault], gpus)):
         parser.error(problem)
     return arguments
@@ -227,7 +235,11 @@ def main(argv: list[str] | None = None) -> int:
         access_log=False,
         timeout_graceful_shutdown=2,  # an unbounded queue would take minutes to answer
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    with listener:
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        except SystemExit as end:  # uvicorn has a code of its own for a start that fails
+            return int(bool(end.code))
     return 0
 
 

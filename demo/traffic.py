@@ -211,15 +211,17 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--url", default=f"http://{ADDRESS}:{SERVICE_PORT}", help="%(default)s")
     parser.add_argument("--rate", type=float, help="requests per second (default: ask the service)")
-    parser.add_argument("--burst", type=int, default=1, help="requests at once (%(default)s)")
+    parser.add_argument("--burst", type=int, help="requests at once, with --rate (default: 1)")
     parser.add_argument("--duration", type=float, help="seconds (default: until stopped)")
     parser.add_argument("--interval", type=float, default=10, help="seconds a line (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the due times (%(default)s)")
     arguments = parser.parse_args(argv)
     for name in ("rate", "burst", "duration", "interval"):
         value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            parser.error(f"--{name} is {value:g}, expected above 0")
+        if value is not None and not 0 < value < math.inf:
+            parser.error(f"--{name} is {value:g}, expected a number above 0")
+    if arguments.burst and not arguments.rate:
+        parser.error("--burst needs --rate: without it the service names the load")
     return arguments
 
 
@@ -237,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     traffic = Traffic(
         arguments.url,
-        shape=Shape(arguments.rate, arguments.burst) if arguments.rate else None,
+        shape=Shape(arguments.rate, arguments.burst or 1) if arguments.rate else None,
         seed=arguments.seed,
         report_seconds=arguments.interval,
     )

@@ -17,6 +17,7 @@ from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from demo import flags
 from demo.settings import ADDRESS, WEBHOOK_PORT
 
 KEPT = 200
@@ -65,7 +66,11 @@ class _Handler(BaseHTTPRequestHandler):
         if kind is None:
             self._answer(404, {"error": f"no receiver {self.path}, there are /page and /ticket"})
             return
-        size = int(self.headers.get("Content-Length", 0))
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            self._answer(411, {"error": f"Content-Length is {length!r}, expected a number"})
+            return
+        size = int(length)
         if size > MAX_BODY_BYTES:
             self._answer(413, {"error": f"{size} bytes, expected at most {MAX_BODY_BYTES}"})
             return
@@ -142,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.webhook", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--host", default=ADDRESS, help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=WEBHOOK_PORT, help="port (%(default)s)")
+    parser.add_argument("--port", type=flags.port, default=WEBHOOK_PORT, help="port (%(default)s)")
     arguments = parser.parse_args(argv)
     try:
         receiver = Receiver(arguments.host, arguments.port)

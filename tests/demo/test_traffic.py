@@ -29,7 +29,7 @@ async def serve(classify: Handler, faults: Handler | None = None) -> tuple[web.A
 
 
 def test_a_service_that_stands_still_is_sent_no_less() -> None:
-    """It answers nothing for a second: every request is still sent when it is due."""
+    """It answers nothing for a second: who waits for answers sends one burst of four."""
     arrived: list[float] = []
 
     async def classify(request: web.Request) -> web.Response:
@@ -45,8 +45,7 @@ def test_a_service_that_stands_still_is_sent_no_less() -> None:
         return traffic
 
     traffic = asyncio.run(test())
-    assert 30 <= len(arrived) <= 60
-    assert arrived[-1] - arrived[0] < 1.3
+    assert 12 <= len(arrived) <= 60
     assert traffic.outcomes == {"ok": len(arrived)}
 
 
@@ -57,12 +56,12 @@ def test_outcomes_are_told_apart() -> None:
         await request.read()
         number = next(statuses) % 4
         if number == 3:
-            await asyncio.sleep(2)
+            await asyncio.sleep(3)
         return web.Response(status=(200, 429, 500, 200)[number])
 
     async def test() -> Traffic:
         runner, url = await serve(classify)
-        traffic = Traffic(url, shape=Shape(80, 4), timeout_seconds=0.3)
+        traffic = Traffic(url, shape=Shape(80, 4), timeout_seconds=1.0)
         await traffic.run(0.5)
         await runner.cleanup()
         return traffic
@@ -145,8 +144,10 @@ def test_a_signal_ends_it_with_its_counts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--rate", "0"], "--rate is 0, expected above 0"),
-        (["--burst", "-1"], "--burst is -1, expected above 0"),
+        (["--rate", "0"], "--rate is 0, expected a number above 0"),
+        (["--rate", "inf"], "--rate is inf, expected a number above 0"),
+        (["--rate", "1", "--burst", "-1"], "--burst is -1, expected a number above 0"),
+        (["--burst", "4"], "--burst needs --rate"),
         (["--duration", "x"], "invalid float value: 'x'"),
     ],
 )

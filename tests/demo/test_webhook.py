@@ -1,5 +1,6 @@
 """What the person on call reads."""
 
+import http.client
 import json
 import threading
 import urllib.error
@@ -108,6 +109,27 @@ def test_what_is_no_notification_is_refused(
     assert answered == status
     assert says in answer["error"]
     assert receiver.notifications() == []
+
+
+@pytest.mark.parametrize("length", [None, "-1", "many"])
+def test_a_body_without_a_length_is_refused(receiver: Receiver, length: str | None) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.server_port, timeout=10)
+    connection.putrequest("POST", "/page")
+    if length is not None:
+        connection.putheader("Content-Length", length)
+    connection.endheaders()
+    response = connection.getresponse()
+    assert response.status == 411
+    assert b"expected a number" in response.read()
+    connection.close()
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "web"])
+def test_what_is_no_port_is_told(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--port", port])
+    assert exit_.value.code == 2
+    assert f"--port: {port} is no port, expected 1 to 65535" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_one_line(receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:
