@@ -2,6 +2,10 @@
 
 import http.server
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -172,6 +176,14 @@ def test_expected_pages_and_causes_are_those_of_the_shipped_rules() -> None:
 class Pages(http.server.BaseHTTPRequestHandler):
     """Answers like the stack's parts, as their documentation says."""
 
+    switched_off = threading.Event()
+
+    def do_DELETE(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.switched_off.set()
+
     def do_GET(self) -> None:
         labels = {"alertname": PAGE, "service": "content-type"}
         bodies = {
@@ -214,17 +226,52 @@ class Pages(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_the_running_stack_is_read_over_http() -> None:
+@pytest.fixture
+def running_pages() -> Iterator[str]:
+    Pages.switched_off.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        stack = RunningStack(url, url, url)
-        assert stack.pages() == {PAGE}
-        assert stack.outcomes() == {"ok": 12, "rejected": 3}
-        assert stack.deliveries() == [Delivery(7, "/page", "firing", PAGE, {"causes": CAUSE})]
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def test_the_running_stack_is_read_over_http(running_pages: str) -> None:
+    stack = RunningStack(running_pages, running_pages, running_pages)
+    assert stack.pages() == {PAGE}
+    assert stack.outcomes() == {"ok": 12, "rejected": 3}
+    assert stack.deliveries() == [Delivery(7, "/page", "firing", PAGE, {"causes": CAUSE})]
+
+
+def test_a_fault_does_not_outlive_its_trial() -> None:
+    class Interrupted(ScriptedStack):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.on_at is not None:
+                raise KeyboardInterrupt
+
+    stack = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        Trial(PAGES, stack, lambda _line: None).run()
+    assert stack.switched == [None, "slow-preprocess", None]
+
+
+def test_being_stopped_is_no_crash(running_pages: str) -> None:
+    """A proxy of the environment is not asked for what is on this machine."""
+    parts = [f"--{name}={running_pages}" for name in ("service", "alertmanager", "webhook")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo.scenarios", *parts],
+        cwd=RULES.parent,
+        env={**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert Pages.switched_off.wait(30)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (130, "", "")
 
 
 def test_a_stack_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
