@@ -1,15 +1,13 @@
 """The demo's classifier against the package that its model comes from."""
 
-import os
 import random
-from pathlib import Path
 
 import magika
 import pytest
 
 from demo.classifier import Classifier, Label
+from demo.traffic import real_files
 
-REPOSITORY = Path(__file__).parents[2]
 # Small, empty and blank files take other ways than the model.
 ODD_CONTENTS = [
     b"",
@@ -32,16 +30,6 @@ ODD_CONTENTS = [
 @pytest.fixture(scope="module")
 def classifier() -> Classifier:
     return Classifier()
-
-
-def real_files() -> list[bytes]:
-    """A few files of every suffix in the checkout and in Python's library."""
-    found: dict[str, list[Path]] = {}
-    for root in (REPOSITORY / "demo", REPOSITORY / "docs", Path(os.__file__).parent):
-        for path in sorted(root.rglob("*")):
-            if "site-packages" not in path.parts and path.is_file() and path.stat().st_size < 1e6:
-                found.setdefault(path.suffix, []).append(path)
-    return [path.read_bytes() for paths in found.values() for path in paths[:6]]
 
 
 def classify(classifier: Classifier, content: bytes) -> Label:
