@@ -21,7 +21,7 @@ from tailwatch_exporters.gpu_sample import (
 )
 
 _AGREEMENT_FACTOR = 2.0
-_EVIDENCE_BYTES_PER_SECOND = 100_000.0  # two counters at rest agree without meaning anything
+_EVIDENCE_BYTES = 1_000_000.0  # at rest all agree; of a few bursts one falls between two samples
 _TRIAL_SAMPLES = 3
 _WATCH_SAMPLES = 30
 _RETRY_SAMPLES = 60
@@ -54,7 +54,6 @@ class ByteCounter:
         self._last: tuple[float, float] | None = None
         self._grown_bytes = 0.0
         self._expected_bytes = 0.0
-        self._seconds = 0.0
 
     def observe(self, at: float, answer: FieldValue, rate: PcieRate | None) -> bool:
         """Take one sample; return whether the counter was rejected by it.
@@ -85,18 +84,16 @@ class ByteCounter:
             return False
         self._grown_bytes += answer.value - last[1]
         self._expected_bytes += expected_bytes
-        self._seconds += at - last[0]
         self._samples_left -= 1
         return self._judge() if self._samples_left <= 0 else False
 
     def _judge(self) -> bool:
         low, high = sorted((self._grown_bytes, self._expected_bytes))
-        if high < _EVIDENCE_BYTES_PER_SECOND * self._seconds:
-            self._begin(self.verdict, 1)
-        elif high > _AGREEMENT_FACTOR * low:
+        if high < _EVIDENCE_BYTES:
+            return False  # the window goes on until there is something to compare
+        if high > _AGREEMENT_FACTOR * low:
             return self._reject()
-        else:
-            self._begin("accepted", _WATCH_SAMPLES)
+        self._begin("accepted", _WATCH_SAMPLES)
         return False
 
     def _reject(self) -> bool:
@@ -106,7 +103,7 @@ class ByteCounter:
     def _begin(self, verdict: Verdict, samples: int) -> None:
         self.verdict = verdict
         self._samples_left = samples
-        self._grown_bytes = self._expected_bytes = self._seconds = 0.0
+        self._grown_bytes = self._expected_bytes = 0.0
 
 
 class _Direction(NamedTuple):

@@ -52,6 +52,18 @@ def test_two_counters_at_rest_prove_nothing() -> None:
     assert counter.verdict == "trial"
 
 
+def test_little_traffic_in_bursts_is_no_disagreement() -> None:
+    """80 kB each second, which the rate shows one sample after the counter."""
+    counter = ByteCounter()
+    for second in range(200):
+        grown = 80_000 * (
+            (second + 1) // 2 * 2
+        )  # two bursts fall into one sample, none in the next
+        counter.observe(second, wide(grown), rate(160_000 * (second % 2)))
+        assert counter.verdict != "rejected"
+    assert counter.verdict == "accepted"
+
+
 def test_a_counter_that_goes_wrong_later_is_rejected() -> None:
     counter = ByteCounter()
     feed(counter, 1e6, 1e6, 10)
