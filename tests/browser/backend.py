@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from tailwatch_stack.native.binaries import locate
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _START_SECONDS = 30
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_prctl = ctypes.CDLL(None).prctl
 
 
 def free_port() -> int:
@@ -66,7 +70,7 @@ def prometheus(data: Path) -> Iterator[str]:
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=error",
     ]
-    with _running(command, f"{url}/-/ready"):
+    with running(command, f"{url}/-/ready"):
         yield url
 
 
@@ -84,7 +88,7 @@ def viewer(prometheus_url: str, *flags: str) -> Iterator[str]:
         f"--prometheus.url={prometheus_url}",
         *flags,
     ]
-    with _running(command, f"{url}/-/healthy"):
+    with running(command, f"{url}/-/healthy"):
         yield url
 
 
@@ -96,8 +100,15 @@ def ask(url: str, path: str, **parameters: str | float) -> Any:
 
 
 @contextlib.contextmanager
-def _running(command: list[str], ready_url: str) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def running(command: list[str], ready_url: str) -> Iterator[None]:
+    """Run a server that answers at `ready_url`; it ends with us, even if we are killed."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+    )
     try:
         _wait(process, ready_url)
         yield
