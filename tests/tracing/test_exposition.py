@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from tailwatch_tracing.client_registry import render_registry
 from tailwatch_tracing.exposition import (
     Exemplar,
     Family,
@@ -20,7 +21,6 @@ from tailwatch_tracing.exposition import (
     negotiate,
     number,
     render_families,
-    render_registry,
     render_samples,
 )
 

