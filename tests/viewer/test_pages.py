@@ -65,6 +65,8 @@ def test_a_dashboard_broken_while_running_is_told(client: Client, folder: Path) 
     response = client.get("/api/dashboards")
     assert response.status_code == 500
     assert "new.json: not readable as JSON" in response.json()["detail"]
+    page = client.get("/d/overview", headers={"Accept": "text/html,*/*"})
+    assert (page.status_code, page.text) == (500, "<html>the page</html>")
 
 
 def test_runbooks_are_served_as_markdown(client: Client) -> None:

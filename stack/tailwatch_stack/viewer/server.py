@@ -85,7 +85,7 @@ def create_app(settings: ViewerSettings) -> Starlette:
             Mount("/", _Bundle(directory=settings.dist)),
         ],
         middleware=middleware,
-        exception_handlers={HTTPException: page.http_error, TailwatchError: _failure},
+        exception_handlers={HTTPException: page.http_error, TailwatchError: page.failure},
         lifespan=lifespan,
     )
 
@@ -151,11 +151,17 @@ class _Page:
     async def http_error(self, request: Request, error: Exception) -> Response:
         """Answer a person with the page, which says what is missing, and a program with JSON."""
         assert isinstance(error, HTTPException)
-        if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
+        if error.status_code == 404 and _is_for_a_person(request):
             return self._answer(404)
         return JSONResponse(
             {"detail": error.detail}, status_code=error.status_code, headers=error.headers
         )
+
+    async def failure(self, request: Request, error: Exception) -> Response:
+        """Answer a person with the page, which asks again and shows the words, as above."""
+        if _is_for_a_person(request):
+            return self._answer(500)
+        return JSONResponse({"detail": str(error)}, status_code=500)
 
     def _answer(self, status: int) -> Response:
         return FileResponse(self._index, status_code=status, headers={"Cache-Control": "no-cache"})
@@ -177,5 +183,5 @@ async def _healthy(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def _failure(_request: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, status_code=500)
+def _is_for_a_person(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
