@@ -53,14 +53,17 @@ class PrometheusServer:
 
     def __post_init__(self) -> None:
         """Raise UsageError on a URL that is not one."""
+        no_server = UsageError(
+            f"--prometheus.url {self.url}: expected http://host:port or https://"
+        )
         try:
             parts = urlsplit(self.url)
             httpx.URL(self.url)
             is_server = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except (ValueError, httpx.InvalidURL):
-            is_server = False
+            raise no_server from None
         if not is_server:
-            raise UsageError(f"--prometheus.url {self.url}: expected http://host:port or https://")
+            raise no_server
         if parts.query or parts.fragment:
             raise UsageError(f"--prometheus.url {self.url}: expected no ? or # part")
 
