@@ -36,6 +36,9 @@ _UNITS = {
     "kB/s": 1e3,
     "MB/s": 1e6,
     "W": 1,
+    "MHz": 1e6,
+    "GHz": 1e9,
+    "c/s": 1,
     "°C": 1,
 }
 
@@ -54,16 +57,18 @@ def panels(uid: str) -> dict[str, Any]:
 def values(prometheus: str, panel: Any) -> list[float]:
     """Return the values at the end of the hour of a panel of instant queries."""
     return [
-        float(one["value"][1]) for target in panel["targets"] for one in _at_end(prometheus, target)
+        float(one["value"][1])
+        for target in panel["targets"]
+        for one in _at(prometheus, target, END)
     ]
 
 
-def named_values(prometheus: str, panel: Any) -> dict[str, float]:
-    """Return series name -> value at the end of the hour."""
+def named_values(prometheus: str, panel: Any, time: float = END) -> dict[str, float]:
+    """Return series name -> value at a time in seconds, the end of the hour by default."""
     return {
         _name(target["legendFormat"], one["metric"]): float(one["value"][1])
         for target in panel["targets"]
-        for one in _at_end(prometheus, target)
+        for one in _at(prometheus, target, time)
     }
 
 
@@ -86,7 +91,7 @@ def series_names(prometheus: str, panel: Any) -> list[str]:
 def label_values(prometheus: str, panel: Any) -> list[dict[str, str]]:
     """Return the labels of each row of a table, which has one instant query."""
     (target,) = panel["targets"]
-    return [one["metric"] for one in _at_end(prometheus, target)]
+    return [one["metric"] for one in _at(prometheus, target, END)]
 
 
 def read_value(text: str) -> tuple[float, float]:
@@ -99,8 +104,8 @@ def read_value(text: str) -> tuple[float, float]:
     return float(digits) * scale, 0.5001 * 10**-decimals * scale
 
 
-def _at_end(prometheus: str, target: Any) -> list[Any]:
-    answer = backend.ask(prometheus, "query", query=_expand(target["expr"]), time=END)
+def _at(prometheus: str, target: Any, time: float) -> list[Any]:
+    answer = backend.ask(prometheus, "query", query=_expand(target["expr"]), time=time)
     return list(answer["result"])
 
 

@@ -4,10 +4,11 @@ Prometheus answers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser import expected
 from tests.browser.watch import Watch, content, legend, open_dashboard, open_rows, rows, states
@@ -77,6 +78,17 @@ def test_graphs_show_every_series(shown: tuple[str, Page], prometheus_url: str) 
     assert compared >= 10
 
 
+def test_graphs_show_the_values(shown: tuple[str, Page], prometheus_url: str) -> None:
+    """As a tooltip near the end of the hour has them."""
+    uid, page = shown
+    for title, panel in of_type(uid, "timeseries"):
+        time, drawn = tooltip(page, title)
+        values = expected.named_values(prometheus_url, panel, time)
+        assert set(drawn) == set(values), title
+        for name, value in values.items():
+            assert_shown(drawn[name], value, f"{title}, {name}")
+
+
 def test_tables_show_every_row(shown: tuple[str, Page], prometheus_url: str) -> None:
     uid, page = shown
     for title, panel in of_type(uid, "table"):
@@ -114,6 +126,22 @@ def of_type(uid: str, kind: str) -> Iterator[tuple[str, Any]]:
     for title, panel in expected.panels(uid).items():
         if panel["type"] == kind and title not in EMPTY.get(uid, {}):
             yield title, panel
+
+
+def tooltip(page: Page, title: str) -> tuple[float, dict[str, str]]:
+    """Return the time, and series name -> value, that the tooltip over a graph has."""
+    shown = page.locator("#grafana-portal-container")
+    page.mouse.move(0, 0)
+    expect(shown).to_have_text("")
+    plot = page.locator(f'[data-panel="{title}"] .u-over')
+    box = plot.bounding_box()
+    assert box is not None
+    for share in (0.89, 0.9):  # the first may scroll the page, which closes a tooltip
+        plot.hover(position={"x": share * box["width"], "y": box["height"] / 2})
+    expect(shown).to_contain_text("2025-12-31 23:5")
+    moment, *lines = [line for line in shown.inner_text().splitlines() if line.strip()]
+    time = datetime.fromisoformat(f"{moment}+00:00").timestamp()
+    return time, dict(zip(lines[::2], lines[1::2], strict=True))
 
 
 def hidden_from_legend(panel: Any) -> list[str]:
