@@ -70,7 +70,8 @@ def create_app(gpu_count: int, mock_file: Path | None, fault: Fault = HEALTHY) -
             if counters:
                 counters.close()
 
-    app = FastAPI(title=SERVICE, lifespan=lifespan)
+    # FastAPI's pages about the API load their scripts from the internet.
+    app = FastAPI(title=SERVICE, lifespan=lifespan, openapi_url=None)
     app.add_middleware(
         StageTimingMiddleware,
         service=SERVICE,

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         "Prometheus": plan.url("prometheus"),
         "Alertmanager": plan.url("alertmanager"),
         "webhook log": f"{demo.webhook_url}/notifications",
-        "demo service": f"{demo.url}/docs",
+        "demo service": f"{demo.url}/faults",
         "runbooks": plan.url("viewer") + "/runbooks",
     }
     console.line(f"{gpus} simulated GPU{'s' * (gpus > 1)}" if gpus else "no simulated GPU")

@@ -268,6 +268,11 @@ def test_faults_are_refused_with_a_reason(service: DemoService) -> None:
     assert json.loads(service.request("/faults")[1])["active"] is None
 
 
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])
+def test_no_page_loads_from_elsewhere(service: DemoService, path: str) -> None:
+    assert service.request(path)[0] == 404
+
+
 def test_neither_faults_nor_probes_are_counted(service: DemoService) -> None:
     before = service.metrics()
     for _ in range(3):
