@@ -69,7 +69,7 @@ export function Timeline(props: TimelineProps) {
       {rows.map(({ name, segments, links }, index) => {
         const middle = (index + 0.5) * rowHeight;
         return (
-          <g key={name}>
+          <g key={index}>
             <text
               x={nameWidth - 8}
               y={middle + 4}
