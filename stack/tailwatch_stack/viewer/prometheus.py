@@ -1,4 +1,4 @@
-"""The read half of Prometheus' HTTP API, passed through so that the page needs one origin only."""
+"""Queries of Prometheus' HTTP API, passed through so that the page needs one origin only."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tailwatch_stack.errors import TailwatchError, UsageError
 
-# Everything that reads and nothing that writes, deletes, reloads or shows the configuration.
+# What the page asks, and nothing that writes, deletes, reloads or shows the configuration.
 _READ_PATHS = {
     "query": ("GET", "POST"),
     "query_range": ("GET", "POST"),
-    "query_exemplars": ("GET", "POST"),
-    "series": ("GET", "POST"),
-    "labels": ("GET", "POST"),
-    "metadata": ("GET",),
-    "rules": ("GET",),
-    "alerts": ("GET",),
-    "status/buildinfo": ("GET",),
+    "labels": ("GET",),
 }
 _LABEL_VALUES = re.compile(r"label/[a-zA-Z_][a-zA-Z0-9_]*/values")
 _LONGEST_BODY = 1 << 20  # bytes; a query of a dashboard is a few hundred
@@ -108,7 +102,7 @@ class PrometheusServer:
 
 
 class PrometheusProxy:
-    """Passes requests of the read API on, and refuses all others."""
+    """Passes queries on, and refuses all other requests."""
 
     def __init__(self, server: PrometheusServer, client: httpx.AsyncClient) -> None:
         self._server = server
@@ -119,7 +113,7 @@ class PrometheusProxy:
         path = request.path_params["path"]
         methods = _methods(path)
         if methods is None:
-            return _refuse(404, "not_found", f"{path} is not part of the read API")
+            return _refuse(404, "not_found", f"{path} is not passed on to Prometheus")
         if request.method not in methods:
             return _refuse(405, "bad_method", f"{request.method} {path}: {' or '.join(methods)}")
         body = b""
