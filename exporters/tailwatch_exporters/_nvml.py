@@ -81,6 +81,14 @@ class Process(NamedTuple):
     used_bytes: int | None
 
 
+class ProcessUtilization(NamedTuple):
+    """Percent of the SMs that a process used up to a moment, in microseconds of Unix time."""
+
+    pid: int
+    at_microseconds: int
+    sm_percent: int
+
+
 class RemappedRows(NamedTuple):
     """Memory rows replaced by spare ones, by the kind of error that led to it."""
 
@@ -301,6 +309,35 @@ class Device:
             for p in _call(symbol, self.handle)
         ]
 
+    def process_utilization(self, since_microseconds: int) -> list[ProcessUtilization]:
+        """Return what was sampled after a moment, in microseconds of Unix time; not under MIG."""
+        try:
+            samples = _call("nvmlDeviceGetProcessUtilization", self.handle, since_microseconds)
+        except NvmlError as error:
+            # pynvml raises an error of code 0 where the driver succeeds without an entry.
+            if error.code in (0, NOT_FOUND):
+                return []
+            raise
+        return [ProcessUtilization(int(s.pid), int(s.timeStamp), int(s.smUtil)) for s in samples]
+
+    def gpu_instances(self) -> list[int]:
+        """Return the ids of the GPU instances that MIG has split the GPU into."""
+        return sorted(
+            {
+                int(_call("nvmlDeviceGetGpuInstanceId", handle))
+                for index in range(_call("nvmlDeviceGetMaxMigDeviceCount", self.handle))
+                if (handle := self._mig_handle(index)) is not None
+            }
+        )
+
+    def _mig_handle(self, index: int) -> Any:
+        try:
+            return _call("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, index)
+        except NvmlError as error:
+            if error.code == NOT_FOUND:  # the places have holes
+                return None
+            raise
+
     def fields(self, wanted: Sequence[tuple[int, int]]) -> list[FieldValue]:
         """Query (field id, scope id) pairs in one call; each answer has a code of its own."""
         return [
@@ -340,11 +377,19 @@ class GpmReader:
     """Reads GPM metrics as means between one `read` and the next, which are > 100 ms apart.
 
     The buffers are large (19 KB) and allocated once.
+
+    Args:
+        device: the GPU.
+        metrics: ids.
+        gpu_instance: of MIG, to be read in the whole GPU's place.
     """
 
-    def __init__(self, device: Device, metrics: Sequence[int]) -> None:
+    def __init__(
+        self, device: Device, metrics: Sequence[int], gpu_instance: int | None = None
+    ) -> None:
         pynvml = _binding()
         self._device = device
+        self._gpu_instance = gpu_instance
         self._metrics = metrics
         self._get = pynvml.c_nvmlGpmMetricsGet_t()
         self._get.version = pynvml.NVML_GPM_METRICS_GET_VERSION
@@ -361,7 +406,7 @@ class GpmReader:
         """
         first, second = self._samples
         had_first, self._has_first = self._has_first, False
-        _call("nvmlGpmSampleGet", self._device.handle, second)
+        self._take(second)
         self._has_first = True
         self._samples = [second, first]
         if not had_first:
@@ -373,6 +418,12 @@ class GpmReader:
             for slot, metric in zip(self._get.metrics, self._metrics, strict=False)
             if not slot.nvmlReturn
         }
+
+    def _take(self, sample: Any) -> None:
+        if self._gpu_instance is None:
+            _call("nvmlGpmSampleGet", self._device.handle, sample)
+        else:
+            _call("nvmlGpmMigSampleGet", self._device.handle, self._gpu_instance, sample)
 
     def close(self) -> None:
         """Free the buffers; before the library's shutdown."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tailwatch_exporters._nvml import Device, Library, NvmlError
 from tailwatch_exporters.gpu_engines import EngineProbe
 from tailwatch_exporters.gpu_fields import FieldProbe
-from tailwatch_exporters.gpu_gpm import GpmProbe
+from tailwatch_exporters.gpu_gpm import GpmProbe, MigProbe
 from tailwatch_exporters.gpu_memory import read_memory
 from tailwatch_exporters.gpu_pcie import PcieProbe
 from tailwatch_exporters.gpu_processes import ProcessProbe
@@ -101,6 +101,7 @@ class DeviceSampler:
         self._calls = DeviceCalls(f"GPU {identity.uuid}", totals.errors)
         self._engines = EngineProbe(totals.busy_seconds, STALE_INTERVALS * interval_seconds)
         self._gpm = GpmProbe(device)
+        self._mig = MigProbe(device)
         self._fields = FieldProbe()
         self._pcie = PcieProbe()
         self._processes = ProcessProbe(procfs_path)
@@ -161,6 +162,7 @@ class DeviceSampler:
     def close(self) -> None:
         """Free what NVML holds for this sampler; before the library's shutdown."""
         self._gpm.close()
+        self._mig.close()
 
     def _resolve(self) -> None:
         """Look the device up again: after a reset its old handle stays dead."""
@@ -170,8 +172,9 @@ class DeviceSampler:
             self._calls.count_error(error)
             return
         self._calls.forget_settled()
-        self._gpm.close()
+        self.close()
         self._gpm = GpmProbe(self._device)
+        self._mig = MigProbe(self._device)
 
     def _read(self, at: float) -> Samples:
         device, calls = self._device, self._calls
@@ -182,6 +185,7 @@ class DeviceSampler:
         fields_at = self._clock()
         byte_counters = self._fields.read(device, calls, builder)
         take_readings(device, calls, builder)
+        self._mig.read(calls, builder)
         self._processes.read(device, calls, builder)
         self._pcie.read(fields_at, device, calls, builder, byte_counters, gpm_rates)
         self._add_info(builder, memory_api)

@@ -76,6 +76,11 @@ FAMILIES: dict[str, tuple[Literal["counter", "gauge"], str]] = {
         "gauge",
         "Device memory of the processes of one name (comm).",
     ),
+    "gpu_process_sm_utilization_ratio": (
+        "gauge",
+        "Share of the SMs' time that the processes of one name (comm) used, 0..1, as last sampled "
+        "by the driver; absent for those that it saw idle.",
+    ),
     "gpu_pcie_transmit_bytes_total": (
         "counter",
         "Bytes the GPU sent over PCIe (source field: NVML field 197, found to agree with "
@@ -120,4 +125,20 @@ FAMILIES: dict[str, tuple[Literal["counter", "gauge"], str]] = {
     ),
     "gpu_remapped_rows_total": ("counter", "Memory rows replaced by spare ones."),
     "gpu_mig_enabled": ("gauge", "Whether the GPU is split into MIG instances."),
+    "gpu_mig_sm_active_ratio": (
+        "gauge",
+        "Mean share of the GPU instance's SMs that had a warp resident, 0..1 (GPM).",
+    ),
+    "gpu_mig_sm_occupancy_ratio": (
+        "gauge",
+        "Mean share of the GPU instance's warp slots that were in use, 0..1 (GPM).",
+    ),
+    "gpu_mig_tensor_active_ratio": (
+        "gauge",
+        "Share of time in which the GPU instance's tensor cores were active, 0..1 (GPM).",
+    ),
+    "gpu_mig_dram_active_ratio": (
+        "gauge",
+        "Share of the GPU instance's memory bandwidth that was used, 0..1 (GPM).",
+    ),
 }

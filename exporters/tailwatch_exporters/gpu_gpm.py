@@ -22,6 +22,12 @@ _GPM_RATIOS = (
     (_GPM_TENSOR, "gpu_tensor_active_ratio"),
     (_GPM_DRAM, "gpu_dram_active_ratio"),
 )
+_MIG_RATIOS = (
+    (_GPM_SM_ACTIVE, "gpu_mig_sm_active_ratio"),
+    (_GPM_SM_OCCUPANCY, "gpu_mig_sm_occupancy_ratio"),
+    (_GPM_TENSOR, "gpu_mig_tensor_active_ratio"),
+    (_GPM_DRAM, "gpu_mig_dram_active_ratio"),
+)
 _MIB = 1 << 20
 
 
@@ -62,10 +68,50 @@ class GpmProbe:
         """Free the buffers; before the library's shutdown."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            try:
-                reader.close()
-            except NvmlError:
-                return  # the driver took them with it
+            _close(reader)
+
+
+class MigProbe:
+    """Whether the GPU is split into MIG instances, and GPM's activity of each of them."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._readers: dict[int, GpmReader] = {}
+
+    def read(self, calls: DeviceCalls, builder: SampleBuilder) -> None:
+        """Read the GPU instances there are now; the others' buffers are freed."""
+        is_enabled = calls.attempt(self._device.is_mig_enabled)
+        instances: list[int] = []
+        if is_enabled is not None:
+            builder.add("gpu_mig_enabled", int(is_enabled))
+        if is_enabled and calls.attempt(self._device.is_gpm_supported):
+            instances = calls.attempt(self._device.gpu_instances) or []
+        for gone in self._readers.keys() - set(instances):
+            _close(self._readers.pop(gone))
+        for instance in instances:
+            metrics = calls.attempt(self._read_instance, instance) or {}
+            pair = ("gpu_instance_id", str(instance))
+            for metric, family in _MIG_RATIOS:
+                if metric in metrics:
+                    builder.add_percent(family, metrics[metric], f"gpm_{metric}", pair)
+
+    def _read_instance(self, instance: int) -> dict[int, float]:
+        if instance not in self._readers:
+            metrics = [metric for metric, _ in _MIG_RATIOS]
+            self._readers[instance] = GpmReader(self._device, metrics, instance)
+        return self._readers[instance].read()
+
+    def close(self) -> None:
+        """Free the buffers; before the library's shutdown."""
+        while self._readers:
+            _close(self._readers.popitem()[1])
+
+
+def _close(reader: GpmReader) -> None:
+    try:
+        reader.close()
+    except NvmlError:
+        return  # the driver took the buffers with it
 
 
 def _gpm_pcie(metrics: dict[int, float], metric: int, builder: SampleBuilder) -> PcieRate | None:

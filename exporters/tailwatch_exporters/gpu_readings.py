@@ -64,7 +64,6 @@ READINGS = (
     _ecc("uncorrected", 1, "volatile", 0),
     _ecc("corrected", 0, "aggregate", 1),
     _ecc("uncorrected", 1, "aggregate", 1),
-    Reading("gpu_mig_enabled", (), Device.is_mig_enabled, (), 1, 1),
 )
 
 

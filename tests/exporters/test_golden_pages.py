@@ -15,7 +15,7 @@ from tailwatch_tracing.exposition import Family, render_families
 from tests.exporters.support import PROC, ROOT, SYS, Clock, Values, parse
 
 GOLDEN = ROOT / "tests" / "golden"
-PAGES = ("host", "threads", "gpu")
+PAGES = ("host", "threads", "gpu", "gpu_mig")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,10 @@ from tests.exporters.support import GPU0, GPU1, ExporterProcess, NvmlMock, Value
 
 GPU2 = "GPU-00000002-0000-0000-0000-000000000000"
 
+# Only a GPU split into MIG instances has these.
+OF_MIG = {family for family in FAMILIES if family.startswith("gpu_mig_")} - {"gpu_mig_enabled"}
+GPM = (2, 3, 5, 10)
+
 # What goes on while the page is made; all other values stand in the mock's file.
 MOVING = re.compile(
     r"^((?:gpu_(?:last_sample|xid_last)_timestamp_seconds|gpu_busy_seconds_total"
@@ -61,7 +65,7 @@ def test_page(
         "ecc.0.0=2",
         "ecc.0.1=12",
         "remap_cor=1",
-        "procs=4000000:3221225472",
+        "procs=4000000:3221225472:40",
         "fail.nvmlDeviceGetOfaUtilization.1=3",
         "xid_seq=1",
         "xid=31",
@@ -82,6 +86,28 @@ def test_page(
         )
 
     page = process.wait(is_complete)
-    assert set(FAMILIES) <= page.names()
-    text = process.get().replace(f'version="{version("tailwatch")}"', 'version="0.0.0"')
-    golden("gpu.prom", MOVING.sub(r"\1 0.0", text))
+    assert set(FAMILIES) - OF_MIG <= page.names()
+    golden("gpu.prom", without_moving(process.get()))
+
+
+def test_page_of_a_gpu_that_is_split(
+    golden: Callable[[str, str], None],
+    exporter: Callable[..., ExporterProcess],
+    mock: NvmlMock,
+) -> None:
+    activity = (f"gpu.0.mig.{i}.gpm.{metric}={40 - 20 * i}" for i in (0, 1) for metric in GPM)
+    mock.replace("mig=2", "energy=123456789", *activity)
+    process = exporter(
+        "--no-collector.host",
+        "--no-collector.threads",
+        "--gpu.sampling-interval=0.1",
+        mock=mock,
+    )
+    page = process.wait(lambda page: OF_MIG <= page.names())
+    assert page("gpu_utilization_ratio", uuid=GPU0, engine="compute") is None
+    golden("gpu_mig.prom", without_moving(process.get()))
+
+
+def without_moving(text: str) -> str:
+    text = text.replace(f'version="{version("tailwatch")}"', 'version="0.0.0"')
+    return MOVING.sub(r"\1 0.0", text)

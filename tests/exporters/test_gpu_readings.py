@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tailwatch_exporters._nvml import Library
+from tailwatch_exporters._nvml import Device, Library, Process, ProcessUtilization
 from tailwatch_exporters.gpu_device import DeviceSampler, DeviceTotals, Identity
 from tailwatch_exporters.gpu_families import FAMILIES
-from tailwatch_exporters.gpu_sample import SETTLED_SAMPLES
+from tailwatch_exporters.gpu_processes import ProcessProbe
+from tailwatch_exporters.gpu_sample import SETTLED_SAMPLES, DeviceCalls, SampleBuilder
+from tailwatch_tracing.exposition import render_samples
 from tests.exporters.support import GPU0, Clock, NvmlMock, Values, parse, wait_until
 
 EVERYTHING = (
@@ -23,7 +26,7 @@ EVERYTHING = (
     "fi.82=72",
     "fi.138.0=1024",
     "fi.139.0=2048",
-    "procs=4000000:1000",
+    "procs=4000000:1000:30",
 )
 
 
@@ -128,6 +131,7 @@ LOST_WITH = {  # function -> the series (family, label values beside uuid) that 
     },
     "nvmlDeviceGetMigMode": {("gpu_mig_enabled",)},
     "nvmlDeviceGetComputeRunningProcesses_v3": {("gpu_process_memory_bytes", "unknown")},
+    "nvmlDeviceGetProcessUtilization": {("gpu_process_sm_utilization_ratio", "unknown")},
     "nvmlDeviceGetGraphicsRunningProcesses_v3": set(),
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": set(),
     "nvmlDeviceGetName": set(),
@@ -264,6 +268,38 @@ def test_under_mig_the_parent_has_no_utilisation(nvml: NvmlMock, gpu: Gpu) -> No
     page = gpu.sample()
     assert value(page, "gpu_mig_enabled") == 1
     assert value(page, "gpu_utilization_ratio", engine="compute") is None
+
+
+def mig_activity(page: Values) -> dict[str, float]:
+    """GPU instance -> share of its SMs that were active."""
+    series = page.of("gpu_mig_sm_active_ratio").items()
+    return {dict(labels)["gpu_instance_id"]: active for labels, active in series}
+
+
+def test_mig_instances_have_activity_of_their_own(nvml: NvmlMock, gpu: Gpu) -> None:
+    instances = ("gpu.0.mig.0.gpm.2=40", "gpu.0.mig.1.gpm.2=5", "gpu.0.mig.1.gpm.10=25")
+    nvml.replace("mig=2", *instances)
+    gpu.sample()
+    page = gpu.sample()
+    assert mig_activity(page) == {"1": pytest.approx(0.40), "2": pytest.approx(0.05)}
+    assert value(page, "gpu_mig_dram_active_ratio", gpu_instance_id="2") == pytest.approx(0.25)
+    nvml.replace("mig=1", *instances)
+    assert mig_activity(gpu.sample()) == {"1": pytest.approx(0.40)}
+    nvml.replace("mig=2", *instances)
+    assert mig_activity(gpu.sample()).keys() == {"1"}  # no mean over the time it was gone
+    assert mig_activity(gpu.sample()).keys() == {"1", "2"}
+    nvml.replace("mig=0", *instances)
+    assert mig_activity(gpu.sample()) == {}
+
+
+def test_an_instance_that_cannot_be_read_hides_nothing_else(nvml: NvmlMock, gpu: Gpu) -> None:
+    nvml.replace("mig=2", "gpu.0.mig.0.gpm.2=40", "fail.nvmlGpmMigSampleGet=3")
+    gpu.sample()
+    page = gpu.sample()
+    assert mig_activity(page) == {}
+    assert value(page, "gpu_mig_enabled") == 1
+    assert value(page, "gpu_power_watts") == 120.0
+    assert gpu.totals.errors["nvmlGpmMigSampleGet", 3] == 2  # once for each of them
 
 
 @pytest.mark.parametrize("keys", [("gpm_supported=0",), ("fail.nvmlGpmSampleGet=3",)])
@@ -554,6 +590,61 @@ def test_processes_are_grouped_by_name(nvml: NvmlMock, tmp_path: Path) -> None:
     assert page.of("gpu_process_memory_bytes") == {
         frozenset({("uuid", GPU0), ("group", "tritonserver")}): 50
     }
+
+
+def sm_use(page: Values) -> dict[str, float]:
+    """Process group -> share of the SMs."""
+    series = page.of("gpu_process_sm_utilization_ratio").items()
+    return {dict(labels)["group"]: ratio for labels, ratio in series}
+
+
+def test_processes_share_the_sms_by_name(nvml: NvmlMock, tmp_path: Path) -> None:
+    for pid, comm in ((100, "python"), (101, "python"), (200, "tritonserver")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(comm + "\n")
+    gpu = Gpu(tmp_path)
+    nvml.replace("procs=100:1:10,101:1:20,200:1:30")
+    assert sm_use(gpu.sample()) == {}  # what the driver kept from before the exporter
+    assert sm_use(gpu.sample()) == {"python": pytest.approx(0.3), "tritonserver": 0.3}
+    nvml.replace("procs=200:1:50,101:1:4294967295")
+    page = gpu.sample()
+    assert sm_use(page) == {"tritonserver": 0.5}
+    assert value(page, "gpu_rejected_values_total", field="process_sm") == 1
+
+
+def test_no_process_on_the_gpu_is_no_error(nvml: NvmlMock, gpu: Gpu) -> None:
+    nvml.replace("procs=")
+    for _ in range(2):
+        assert sm_use(gpu.sample()) == {}
+    assert gpu.totals.errors == {}
+
+
+def test_of_several_samples_of_a_process_the_newest_counts(tmp_path: Path) -> None:
+    """The driver keeps a second or more of them; each is asked for once."""
+
+    class Kept(Device):
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def process_utilization(self, since_microseconds: int) -> list[ProcessUtilization]:
+            self.asked.append(since_microseconds)
+            kept = [ProcessUtilization(7, 300, 30), ProcessUtilization(7, 200, 90)]
+            return [sample for sample in kept if sample.at_microseconds > since_microseconds]
+
+        def _processes(self, symbol: str) -> list[Process]:
+            return []
+
+    def read(device: Device) -> dict[str, float]:
+        builder = SampleBuilder(GPU0, Counter())
+        probe.read(device, DeviceCalls("GPU", Counter()), builder)
+        rendered = (render_samples(*family) for family in builder.samples.items())
+        return sm_use(parse("".join(rendered)))
+
+    device, probe = Kept(), ProcessProbe(tmp_path)
+    probe._seen_microseconds = 100
+    assert read(device) == {"unknown": 0.3}
+    assert read(device) == {}
+    assert device.asked == [100, 300]
 
 
 def test_process_memory_that_the_driver_does_not_know_is_absent(nvml: NvmlMock, gpu: Gpu) -> None:

@@ -28,7 +28,7 @@ FAMILIES = {
 def published() -> dict[str, tuple[str, frozenset[str]]]:
     """Name -> type and labels, from the golden pages."""
     found = {}
-    for name in ("host", "threads", "gpu"):
+    for name in ("host", "threads", "gpu", "gpu_mig"):
         page = (ROOT / "tests" / "golden" / f"{name}.prom").read_text()
         for family in text_string_to_metric_families(page):
             full_name = family.samples[0].name
