@@ -26,6 +26,7 @@ from dashboards.promql import (
     SYMPTOMS,
     WATCHDOG,
     ZERO_WHILE_ALERTING_WORKS,
+    gpu_mean,
     per_gpu,
     quantile,
     rate,
@@ -137,8 +138,8 @@ def tail() -> AnyPanel:
 
 def gpu_busy() -> AnyPanel:
     """Return how busy the GPUs are on average."""
-    sm_active = f"avg(gpu_sm_active_ratio{{{HOST}}})"
-    utilization = f'avg(gpu_utilization_ratio{{engine="compute",{HOST}}})'
+    sm_active = gpu_mean(f"gpu_sm_active_ratio{{{HOST}}}")
+    utilization = gpu_mean(f'gpu_utilization_ratio{{engine="compute",{HOST}}}')
     return number(
         "GPU active",
         units.PercentUnit,
@@ -150,6 +151,7 @@ def gpu_busy() -> AnyPanel:
         ),
         when_absent="no GPU",
         decimals=0,
+        name="mean{{simulated}}",
     )
 
 
@@ -299,7 +301,7 @@ def gpu() -> AnyPanel:
         units.PercentUnit,
         [
             Query(utilization, GPU_LEGEND),
-            Query(f"avg(gpu_sm_active_ratio{{{HOST}}})", "SM active, mean"),
+            Query(gpu_mean(f"gpu_sm_active_ratio{{{HOST}}}"), "SM active, mean{{simulated}}"),
         ],
         Help(
             "Good: high while requests wait. Utilisation is the share of time with any kernel "

@@ -235,8 +235,9 @@ def number(
     absent_color: str = colors.MUTED,
     filled: bool = False,
     decimals: int | None = None,
+    name: str | None = None,
 ) -> stat.Panel:
-    """Return one large number; `filled` colours the tile.
+    """Return one large number; `filled` colours the tile, `name` is a legend shown with it.
 
     The number is of now. Over the time range, a tile would go on showing the last value that
     there was.
@@ -247,12 +248,16 @@ def number(
         if filled
         else common_model.BigValueColorMode.VALUE
     )
-    panel.text(common.VizTextDisplayOptions().value_size(34))
+    text = common.VizTextDisplayOptions().value_size(34)
     panel.thresholds(thresholds(steps)).color_scheme(_color(model.FieldColorModeId.THRESHOLDS))
     panel.mappings(absent(when_absent, absent_color)).no_value(when_absent)
     if decimals is not None:
         panel.decimals(decimals)
-    _describe(panel, title, about, [Query(expr, now=True)])
+    if name is not None:
+        panel.text_mode(common_model.BigValueTextMode.VALUE_AND_NAME)
+        text.title_size(14)
+    panel.text(text)
+    _describe(panel, title, about, [Query(expr, name or "", now=True)])
     return panel.unit(unit)
 
 

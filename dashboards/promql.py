@@ -15,6 +15,11 @@ WATCHDOG = 'ALERTS{alertname="Watchdog",alertstate="firing"}'
 # a dead rule engine never reads as "nothing fires".
 ZERO_WHILE_ALERTING_WORKS = f"0 * count({WATCHDOG})"
 
+_SIMULATED = 'name=~"(?i).*simulated.*"'
+_SIMULATED_SERVICES = (
+    f"(service_uuid:inference_gpu:info and on (cluster, uuid) gpu_info{{{_SIMULATED}}})"
+)
+
 GPU_LEGEND = "{{host}} GPU {{index}}{{simulated}}"
 
 
@@ -53,3 +58,18 @@ def per_gpu(series: str, gpus: str = "") -> str:
         '"name", "(?i).*simulated.*")'
     )
     return f"{series} * on (host, uuid) group_left (index, simulated) {identity}"
+
+
+def gpu_mean(series: str) -> str:
+    """Return the mean of a series over GPUs, simulated ones apart, with the label `simulated`."""
+    return f"avg by (simulated) ({per_gpu(series)})"
+
+
+def on_simulated(series: str) -> str:
+    """Return the part of a series with the label `service` whose GPUs are simulated."""
+    return f"{series} and on (cluster, service) {_SIMULATED_SERVICES}"
+
+
+def on_hardware(series: str) -> str:
+    """Return the part of a series with the label `service` whose GPUs are not simulated."""
+    return f"{series} unless on (cluster, service) {_SIMULATED_SERVICES}"

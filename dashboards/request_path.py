@@ -15,7 +15,7 @@ from dashboards.panels import (
     named,
     number,
 )
-from dashboards.promql import SERVICE, quantile, rate
+from dashboards.promql import SERVICE, on_hardware, on_simulated, quantile, rate
 from dashboards.sdk import units
 from dashboards.service_numbers import requests, tp99, waiting
 from dashboards.thresholds import ERROR_BUDGET, PAUSE_SHARE
@@ -364,12 +364,16 @@ def other_stages() -> AnyPanel:
 
 def gpu_active() -> AnyPanel:
     """Return how busy the service's GPUs are."""
+    sm_active = f"service:gpu_sm_active:ratio5m{{{SERVICE}}}"
+    utilization = f"service:gpu_utilization:ratio5m{{{SERVICE}}}"
     return graph(
         "Its GPUs",
         units.PercentUnit,
         [
-            Query(f"service:gpu_sm_active:ratio5m{{{SERVICE}}}", "{{service}} SM active"),
-            Query(f"service:gpu_utilization:ratio5m{{{SERVICE}}}", "{{service}} utilisation"),
+            Query(on_hardware(sm_active), "{{service}} SM active"),
+            Query(on_hardware(utilization), "{{service}} utilisation"),
+            Query(on_simulated(sm_active), "{{service}} (simulated) SM active"),
+            Query(on_simulated(utilization), "{{service}} (simulated) utilisation"),
         ],
         Help(
             "Good: high while requests wait. Mean of 5 minutes over the GPUs that the service "
