@@ -1,6 +1,7 @@
 # One command for each thing a person does here; `make help` lists them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
 PYTHON ?= python3
 BIN := .venv/bin
 FAULT ?=

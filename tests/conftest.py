@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,13 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+def pytest_configure() -> None:
+    # A run that is told to end ends its servers too, as on Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Every server of a test is on loopback, whatever proxy the machine is set up with.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"
 
 
 @pytest.fixture
