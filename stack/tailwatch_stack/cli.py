@@ -8,7 +8,7 @@ import platform
 import sys
 from importlib.metadata import version
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from tailwatch_stack.errors import TailwatchError
 
@@ -30,10 +30,18 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells wrong usage in one line; argparse's own would put the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
+        self.exit(2, f"{self.prog}: {message}; expected what {self.prog} --help lists\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failure, 2 wrong usage."""
     arguments = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="tailwatch", description="Observability for AI inference")
+    parser = _Parser(prog="tailwatch", description="Observability for AI inference")
     parser.add_argument(
         "--version",
         action="version",
@@ -48,7 +56,9 @@ def main(argv: list[str] | None = None) -> int:
                 module = _load(command)
                 module.add_arguments(subparser)
                 subparser.set_defaults(run=module.run)
-        args = parser.parse_args(arguments)
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:  # told by the command, whose help has the right ones
+            subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
         return int(args.run(args))
     except TailwatchError as error:
         print(f"tailwatch {chosen}: {error}", file=sys.stderr)

@@ -27,6 +27,28 @@ def test_every_command_has_a_help(name: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["up", "--docker"], "tailwatch up: unrecognized arguments: --docker; expected what "),
+        (["exporter", "more"], "tailwatch exporter: unrecognized arguments: more; expected what "),
+        (["rules", "build", "--x=1"], "tailwatch rules: unrecognized arguments: --x=1; expected "),
+        (["exporter", "--path.procfs"], "tailwatch exporter: argument --path.procfs: expected one"),
+        (["down"], "tailwatch: argument command: invalid choice: 'down' (choose from "),
+        ([], "tailwatch: the following arguments are required: command; expected what "),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(error)
+    assert line.endswith(" --help lists")
+
+
+@pytest.mark.parametrize(
     ("ending", "code", "error"),
     [
         ("return 0", 0, ""),
