@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import promql_parser
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.rules.files import (
@@ -184,6 +185,13 @@ def test_labels_and_annotations(rule: Rule) -> None:
     assert annotations["dashboard"].startswith("http://127.0.0.1:12162/d/tailwatch-")
     for text in annotations.values():
         assert "  " not in text and "\n" not in text
+
+
+def test_a_new_stack_is_seen_to_watch_within_a_minute() -> None:
+    """A group's first evaluation is within its interval, its third the first to write ALERTS."""
+    (watchdog,) = (rule for rule in rules("alert") if rule.name == "Watchdog")
+    (group,) = yaml.safe_load(watchdog.file.read_text(encoding="utf-8"))["groups"]
+    assert 3 * int(group["interval"].removesuffix("s")) < 60
 
 
 def test_only_symptoms_and_meta_alerts_page() -> None:
