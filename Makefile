@@ -30,7 +30,7 @@ test: setup ## the test suite
 	@scripts/test-prerequisites
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: .venv/.installed ## ruff, mypy, pyright
+lint: viewer ## ruff, mypy, pyright (which needs the Node that the viewer is built with)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
 
 format: .venv/.installed ## let ruff format
