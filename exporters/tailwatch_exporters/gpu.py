@@ -82,9 +82,13 @@ class GpuCollector(Collector):
         label_text = device_labels(uuid)
         state = sampler.state
         snapshot = sampler.fresh_snapshot(self._clock())
-        _add(blocks, "gpu_up", label_text, int(snapshot is not None))
-        if state.answered_at is not None:
-            _add(blocks, "gpu_last_sample_timestamp_seconds", label_text, state.answered_at)
+        if snapshot is None:
+            _add(blocks, "gpu_up", label_text, 0)
+            if state.answered_at is not None:
+                _add(blocks, "gpu_last_sample_timestamp_seconds", label_text, state.answered_at)
+        else:
+            for family, lines in snapshot.lines.items():
+                blocks[family].append(lines)
         if state.errors:
             blocks["gpu_nvml_errors_total"].append(state.errors)
         # What came as an event stays true of a GPU that does not answer: it says why.
@@ -93,9 +97,6 @@ class GpuCollector(Collector):
         xid_at = self._manager.xids.last_at(uuid)
         if xid_at is not None:
             _add(blocks, "gpu_xid_last_timestamp_seconds", label_text, xid_at)
-        if snapshot is not None:
-            for family, lines in snapshot.lines.items():
-                blocks[family].append(lines)
 
 
 def _add(blocks: Blocks, family: str, label_text: str, value: float) -> None:

@@ -155,6 +155,9 @@ class DeviceSampler:
             return self._rest_intervals * self._interval_seconds
         self._rest_intervals = 1
         self.totals.answered_at = wall_at
+        label_text = device_labels(self.identity.uuid)
+        samples["gpu_up"] = [(label_text, 1)]
+        samples["gpu_last_sample_timestamp_seconds"] = [(label_text, wall_at)]
         lines = {family: render_samples(family, values) for family, values in samples.items()}
         self.state = DeviceState(Snapshot(at, lines), wall_at, errors)
         return 0.0

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server for pages: keep-alive, HEAD, gzip on request, a thread per connection.
+"""A small HTTP/1.1 server for pages: keep-alive, HEAD, gzip, a thread per connection.
 
 http.server costs a scrape half a millisecond and the process some megabytes; a page of metrics
 needs neither. A connection has a thread of its own, so that a slow client keeps no one waiting.
@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from html import escape
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from tailwatch_exporters.collectors import Runner
@@ -169,7 +170,7 @@ class HttpServer:
             self._connections.add(connection)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._serve_requests(connection)
+            self._serve_requests(connection, may_compress=not _is_local(connection))
         except RequestError as error:
             _send(connection, error)
         except OSError:  # the client left, or was too slow
@@ -180,7 +181,7 @@ class HttpServer:
             connection.close()
             self._slots.release()
 
-    def _serve_requests(self, connection: socket.socket) -> None:
+    def _serve_requests(self, connection: socket.socket, may_compress: bool) -> None:
         buffer = b""
         idle_seconds = _REQUEST_SECONDS  # who never asks anything must not hold a connection
         while not self._is_stopping:
@@ -190,7 +191,8 @@ class HttpServer:
             idle_seconds = _IDLE_SECONDS
             request = parse_request(head)
             buffer = _skip_body(connection, request, buffer)
-            connection.sendall(render_response(request, self._answer(request)))
+            answer = self._answer(request)
+            connection.sendall(render_response(request, answer, may_compress))
             if not request.keeps_alive:
                 return
 
@@ -210,8 +212,8 @@ class HttpServer:
             return Response(b"internal error, see the log\n", status=500)
 
 
-def render_response(request: Request, response: Response) -> bytes:
-    """Return head and body as they go over the wire."""
+def render_response(request: Request, response: Response, may_compress: bool) -> bytes:
+    """Return head and body as they go over the wire, compressed where the client accepts it."""
     body = response.body
     lines = [
         f"HTTP/1.1 {response.status} {_STATUS_TEXT[response.status]}",
@@ -219,7 +221,8 @@ def render_response(request: Request, response: Response) -> bytes:
         f"Content-Type: {response.content_type}",
         "Vary: Accept, Accept-Encoding",
     ]
-    if len(body) >= _GZIP_FROM_BYTES and accepts_gzip(request.headers.get("accept-encoding", "")):
+    accepted = request.headers.get("accept-encoding", "")
+    if may_compress and len(body) >= _GZIP_FROM_BYTES and accepts_gzip(accepted):
         body = _gzip(body)
         lines.append("Content-Encoding: gzip")
     if response.status == 405:
@@ -231,8 +234,13 @@ def render_response(request: Request, response: Response) -> bytes:
     return head if request.method == "HEAD" else head + body
 
 
+def _is_local(connection: socket.socket) -> bool:
+    # To a scraper on this machine compressing and unpacking cost more than the bytes they save.
+    return ip_address(connection.getpeername()[0].partition("%")[0]).is_loopback
+
+
 def _gzip(body: bytes) -> bytes:
-    compressor = zlib.compressobj(level=1, wbits=31)
+    compressor = zlib.compressobj(level=1, wbits=31, memLevel=6)  # less memory to clear
     return compressor.compress(body) + compressor.flush()
 
 
@@ -246,7 +254,7 @@ def _send(connection: socket.socket, error: RequestError) -> None:
     request = Request("GET", "", {}, keeps_alive=False)
     response = Response(f"{error}\n".encode(), status=error.status)
     try:
-        connection.sendall(render_response(request, response))
+        connection.sendall(render_response(request, response, may_compress=False))
     except OSError:  # it left
         pass
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -105,10 +106,10 @@ def render_families(
     lines: list[str] = []
     for family in families:
         if isinstance(family, Family):
-            _add_head(lines, family, openmetrics)
+            lines.append(_head(family.name, family.kind, family.help, openmetrics))
             lines.append(render_samples(family.name, family.samples))
         elif isinstance(family, RenderedFamily):
-            _add_head(lines, family, openmetrics)
+            lines.append(_head(family.name, family.kind, family.help, openmetrics))
             lines.extend(family.blocks)
         else:
             _add_histogram(lines, family, openmetrics)
@@ -157,17 +158,16 @@ def _help(text: str, openmetrics: bool) -> str:
     return text.replace('"', '\\"') if openmetrics else text
 
 
-def _add_head(lines: list[str], family: Family | RenderedFamily, openmetrics: bool) -> None:
-    name = family.name
+@lru_cache(maxsize=1024)
+def _head(name: str, kind: str, help_text: str, openmetrics: bool) -> str:
     # OpenMetrics names a counter's family without the suffix that its samples have.
-    title = name.removesuffix("_total") if openmetrics and family.kind == "counter" else name
-    lines.append(f"# HELP {title} {_help(family.help, openmetrics)}\n")
-    lines.append(f"# TYPE {title} {family.kind}\n")
+    title = name.removesuffix("_total") if openmetrics and kind == "counter" else name
+    return f"# HELP {title} {_help(help_text, openmetrics)}\n# TYPE {title} {kind}\n"
 
 
 def _add_histogram(lines: list[str], family: HistogramFamily, openmetrics: bool) -> None:
     name = family.name
-    lines.append(f"# HELP {name} {_help(family.help, openmetrics)}\n# TYPE {name} histogram\n")
+    lines.append(_head(name, "histogram", family.help, openmetrics))
     ends = [f'le="{number(float(edge))}"}} ' for edge in (*family.edges, math.inf)]
     for series in family.series:
         label_text = series.labels
