@@ -66,6 +66,7 @@ def test_up_runs_the_stack_and_stops_without_a_trace(tmp_path: Path, service_por
     status_file.write_text('{"a run that was killed": {}}')
     flags = [
         f"--target=service=127.0.0.1:{service_port}",
+        "--target=service=127.0.0.1:1",
         f"--scrape-config={jobs}",
         f"--status-file={status_file}",
         "--alertmanager.webhook-url=http://127.0.0.1:1/hook",
@@ -106,6 +107,7 @@ def test_up_runs_the_stack_and_stops_without_a_trace(tmp_path: Path, service_por
         assert own["cluster"]["status"] == "disabled"
         assert "http://127.0.0.1:1/hook/page" in own["config"]["original"]
         assert loopback.status(status["urls"]["overview"]) == 200
+        run.wait_for_output("; 127.0.0.1:1/metrics: connection refused\n")
         run.send(signal.SIGINT)
         assert run.exit_code() == 0
         run.assert_nothing_left()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -127,5 +128,11 @@ def _targets_in_words(answer: Any) -> str:
         words += f", {count['unknown']} not scraped yet"
     down = [t for t in targets if t["health"] == "down"]
     if down:
-        words += f"; {down[0]['scrapeUrl']}: {down[0]['lastError']}"
+        words += f"; {down[0]['scrapeUrl'].removeprefix('http://')}: {_reason(down[0])}"
     return words
+
+
+def _reason(target: Any) -> str:
+    """Return why a scrape failed; without the address, so that it fits a terminal's line."""
+    error = target["lastError"].removeprefix(f'Get "{target["scrapeUrl"]}": ')
+    return re.sub(r"^dial tcp \S+: connect: ", "", error)
