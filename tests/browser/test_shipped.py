@@ -48,6 +48,13 @@ def test_stats_show_the_values(shown: tuple[str, Page], prometheus_url: str) -> 
         if panel["options"]["textMode"] == "name":
             names = list(expected.named_values(prometheus_url, panel))
             assert content(page, title).splitlines() == names
+        elif panel["options"]["textMode"] == "value_and_name":
+            lines = content(page, title).splitlines()
+            drawn = dict(zip(lines[::2], lines[1::2], strict=True))
+            values = expected.named_values(prometheus_url, panel)
+            assert list(drawn) == list(values)
+            for name, value in values.items():
+                assert_shown(drawn[name], value, f"{title}, {name}")
         else:
             (value,) = expected.values(prometheus_url, panel)
             assert_shown(content(page, title), value, title)

@@ -79,6 +79,7 @@ def rows(page: Page, title: str) -> list[list[str]]:
     """Return a table's rows of cells, the header first."""
     table = page.locator(f'[data-panel="{title}"]')
     return [
-        row.locator("[role=gridcell], [role=columnheader]").all_inner_texts()
+        # Not inner texts: the grid's cells have none while they are off the screen.
+        row.locator("[role=gridcell], [role=columnheader]").all_text_contents()
         for row in table.locator("[role=row]").all()
     ]
