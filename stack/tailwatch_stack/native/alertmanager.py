@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tailwatch_stack.native import loopback
+from tailwatch_stack.native.checks import failure
 from tailwatch_stack.native.ports import ADDRESS
 from tailwatch_stack.native.processes import Service
 
@@ -37,18 +37,8 @@ def configuration(webhook_url: str | None) -> dict[str, Any]:
 
 def refusal(amtool: Path, file: Path) -> str | None:
     """Return in one line why amtool refuses a configuration, else None."""
-    answer = subprocess.run(
-        [amtool, "check-config", file],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if answer.returncode == 0:
-        return None
-    _, failed, reason = answer.stdout.partition("FAILED:")
-    text = " ".join((reason if failed else answer.stderr).split())
-    return text.removeprefix("amtool: error: ")
+    reason = failure([amtool, "check-config", file])
+    return reason and reason.removeprefix("amtool: error: ")
 
 
 def service(alertmanager: Path, config: Path, data: Path, port: int) -> Service:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 
 from tailwatch_stack.errors import UsageError
 from tailwatch_stack.native import debian, loopback
+from tailwatch_stack.native.checks import failure
 from tailwatch_stack.native.ports import ADDRESS
 from tailwatch_stack.native.processes import Service
 from tailwatch_stack.native.targets import LOOPBACK_HOST, Target, this_host
@@ -78,18 +78,8 @@ def configuration(
 
 def refusal(promtool: Path, file: Path) -> str | None:
     """Return in one line why promtool refuses a configuration or a file it names, else None."""
-    answer = subprocess.run(
-        [promtool, "check", "config", file],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if answer.returncode == 0:
-        return None
-    _, failed, reason = answer.stderr.partition("FAILED:")
-    text = " ".join((reason if failed else answer.stderr).split())
-    return text.removeprefix(f"parsing YAML file {file}: ")
+    reason = failure([promtool, "check", "config", file])
+    return reason and reason.removeprefix(f"parsing YAML file {file}: ")
 
 
 def service(prometheus: Path, config: Path, data: Path, port: int) -> Service:
