@@ -15,7 +15,7 @@ from dashboards.panels import (
     listing,
     number,
 )
-from dashboards.promql import GPU_LEGEND, HOST, per_gpu, rate
+from dashboards.promql import GPU_LEGEND, HOST, SIMULATED, per_gpu, rate
 from dashboards.sdk import units
 from dashboards.thresholds import SM_ACTIVE
 
@@ -121,7 +121,7 @@ def simulated() -> AnyPanel:
     return number(
         "Simulated",
         units.NoUnit,
-        f'count(gpu_info{{name=~"(?i).*simulated.*",{HOST}}}) or 0 * {every}',
+        f"count(gpu_info{{{SIMULATED},{HOST}}}) or 0 * {every}",
         Help("Good: 0 outside a demo. Simulated GPUs are a device model, not hardware."),
         steps=[(colors.GOOD, None), ("yellow", 1)],
         when_absent="no GPU",

@@ -15,9 +15,10 @@ WATCHDOG = 'ALERTS{alertname="Watchdog",alertstate="firing"}'
 # a dead rule engine never reads as "nothing fires".
 ZERO_WHILE_ALERTING_WORKS = f"0 * count({WATCHDOG})"
 
-_SIMULATED = 'name=~"(?i).*simulated.*"'
+_SIMULATED_NAME = "(?i).*simulated.*"
+SIMULATED = f'name=~"{_SIMULATED_NAME}"'
 _SIMULATED_SERVICES = (
-    f"(service_uuid:inference_gpu:info and on (cluster, uuid) gpu_info{{{_SIMULATED}}})"
+    f"(service_uuid:inference_gpu:info and on (cluster, uuid) gpu_info{{{SIMULATED}}})"
 )
 
 GPU_LEGEND = "{{host}} GPU {{index}}{{simulated}}"
@@ -55,7 +56,7 @@ def per_gpu(series: str, gpus: str = "") -> str:
     selector = f"{HOST},{gpus}" if gpus else HOST
     identity = (
         f'label_replace(gpu_info{{{selector}}}, "simulated", " (simulated)", '
-        '"name", "(?i).*simulated.*")'
+        f'"name", "{_SIMULATED_NAME}")'
     )
     return f"{series} * on (host, uuid) group_left (index, simulated) {identity}"
 
