@@ -49,12 +49,7 @@ def test_stats_show_the_values(shown: tuple[str, Page], prometheus_url: str) -> 
             names = list(expected.named_values(prometheus_url, panel))
             assert content(page, title).splitlines() == names
         elif panel["options"]["textMode"] == "value_and_name":
-            lines = content(page, title).splitlines()
-            drawn = dict(zip(lines[::2], lines[1::2], strict=True))
-            values = expected.named_values(prometheus_url, panel)
-            assert list(drawn) == list(values)
-            for name, value in values.items():
-                assert_shown(drawn[name], value, f"{title}, {name}")
+            assert_names_and_values(page, title, expected.named_values(prometheus_url, panel))
         else:
             (value,) = expected.values(prometheus_url, panel)
             assert_shown(content(page, title), value, title)
@@ -65,12 +60,7 @@ def test_stats_show_the_values(shown: tuple[str, Page], prometheus_url: str) -> 
 def test_bar_gauges_show_the_values(shown: tuple[str, Page], prometheus_url: str) -> None:
     uid, page = shown
     for title, panel in of_type(uid, "bargauge"):
-        lines = content(page, title).splitlines()
-        drawn = dict(zip(lines[::2], lines[1::2], strict=True))
-        values = expected.named_values(prometheus_url, panel)
-        assert list(drawn) == list(values)
-        for name, value in values.items():
-            assert_shown(drawn[name], value, f"{title}, {name}")
+        assert_names_and_values(page, title, expected.named_values(prometheus_url, panel))
 
 
 def test_graphs_show_every_series(shown: tuple[str, Page], prometheus_url: str) -> None:
@@ -159,6 +149,15 @@ def hidden_from_legend(panel: Any) -> list[str]:
         for one in override["properties"]
         if one["id"] == "custom.hideFrom" and one["value"].get("legend")
     ]
+
+
+def assert_names_and_values(page: Page, title: str, values: dict[str, float]) -> None:
+    """A panel draws these, each name above its value, in this order."""
+    lines = content(page, title).splitlines()
+    drawn = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert list(drawn) == list(values)
+    for name, value in values.items():
+        assert_shown(drawn[name], value, f"{title}, {name}")
 
 
 def assert_shown(text: str, value: float, where: str) -> None:
