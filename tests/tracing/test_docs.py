@@ -12,9 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tailwatch_tracing import StageTimingMiddleware, render_metrics, serve_metrics
-from tailwatch_tracing.cells import EDGES_SECONDS
+from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, EDGES_NS, ERRORS, OUTCOMES
 from tailwatch_tracing.middleware import PROBES
-from tailwatch_tracing.service import DEFAULT_SERIES_LIMIT, ERRORS, OUTCOMES
 from tests.tracing.asgi import page_values, request
 
 ROOT = Path(__file__).parents[2]
@@ -40,16 +39,16 @@ def test_the_reference_has_every_family_with_its_type_and_labels() -> None:
 
 
 def test_the_reference_has_every_outcome_place_and_option() -> None:
-    for outcome in OUTCOMES:
+    for outcome in OUTCOMES.row:
         assert f"| `{outcome}` |" in REFERENCE
-    for where in ERRORS:
+    for where in ERRORS.row:
         assert f"`{where}`" in REFERENCE
     options = list(inspect.signature(StageTimingMiddleware).parameters)[1:]
     assert re.findall(r"^\| `(\w+)` \| ", REFERENCE.partition("## Options")[2], re.M) == options
     for path in PROBES:
         assert f"`{path}`" in REFERENCE
     assert f"| {DEFAULT_SERIES_LIMIT} |" in REFERENCE
-    assert f"{len(EDGES_SECONDS)} edges" in REFERENCE
+    assert f"{len(EDGES_NS)} edges" in REFERENCE
 
 
 def test_the_series_budget_is_what_the_page_has() -> None:

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tailwatch_tracing import RequestQueue, StageTimingMiddleware, stage
-from tailwatch_tracing.service import OUTCOMES
+from tailwatch_tracing.families import OUTCOMES
 from tests.tracing.asgi import (
     App,
     Exchange,
@@ -63,7 +63,7 @@ def durations() -> float:
 
 def test_every_outcome_exists_from_the_start() -> None:
     wrap(Starlette())
-    assert set(values("inference_outcomes_total", "outcome")) == {(name,) for name in OUTCOMES}
+    assert set(values("inference_outcomes_total", "outcome")) == {(name,) for name in OUTCOMES.row}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from tailwatch_tracing import StageTimingMiddleware, middleware, serving
+from tailwatch_tracing.page import Snapshot
 from tailwatch_tracing.runtime import WINDOW_SECONDS, Runtime, WindowMaximum
 from tailwatch_tracing.service import service_named
 from tests.tracing.asgi import request, values
@@ -95,8 +96,10 @@ def test_lateness_within_the_timers_grain_is_not_a_loss(clock: Clock) -> None:
     runtime = Runtime()
     runtime.note_lag(4_900_000, clock())
     runtime.note_lag(-1, clock())
-    lost, lag, *_ = runtime.families(service_named("s"))
-    assert (lost.samples[0][1], lag.samples[0][1]) == (0, 0)
+    snapshot = Snapshot()
+    runtime.snapshot_into(snapshot)
+    assert snapshot.counts["python_event_loop_lost_seconds_total"] == {("", ()): [0]}
+    assert snapshot.levels["python_event_loop_lag_max_seconds"] == {("", ()): 0}
 
 
 def test_the_first_request_begins_the_watch_and_loading_before_it_is_no_loss(

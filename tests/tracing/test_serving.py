@@ -45,7 +45,7 @@ def test_the_page_parses_in_both_formats_and_has_the_process_and_the_default_reg
             body, content_type = render_metrics(accept)
             names = {family.name for family in parse(body.decode())}
             assert {"serving_test_theirs", "python_info", "process_resident_memory_bytes"} <= names
-            assert {"inference_requests", "inference_stage_duration_seconds"} <= names
+            assert {"inference_outcomes", "inference_stage_duration_seconds"} <= names
             assert content_type.startswith((accept or "text/plain").split(";")[0])
     finally:
         REGISTRY.unregister(counter)

@@ -151,10 +151,10 @@ def test_concurrent_tasks_and_threads_add_up_and_are_never_negative() -> None:
 
     asyncio.run(main())
     ours = service.service_named("s")
-    total_ns = sum(sum(cells.exclusive_ns) for cells in ours.stages.cells.values())
-    assert total_ns == ours.routes["/{path}"].duration.sum_ns
-    assert all(ns >= 0 for cells in ours.stages.cells.values() for ns in cells.exclusive_ns)
-    assert all(count >= 0 for cells in ours.stages.cells.values() for count in cells.counts)
+    total_ns = sum(sum(cells.exclusive.counts) for cells in ours.stages.cells.values())
+    assert total_ns == ours.routes["/{path}"].duration.counts[-1]
+    assert all(ns >= 0 for cells in ours.stages.cells.values() for ns in cells.exclusive.counts)
+    assert all(n >= 0 for cells in ours.stages.cells.values() for n in cells.wall.counts)
 
 
 # --- implicit stages ---
@@ -405,11 +405,13 @@ def test_a_stage_that_closed_after_the_end_was_read_adds_up(
     unit.log = intervals
     end_ns = stages.credit_request(unit, 1_100, slow=0)
     assert end_ns >= 1_100
-    shares = [ns for cells in ours.stages.cells.values() for ns in cells.exclusive_ns]
+    shares = [ns for cells in ours.stages.cells.values() for ns in cells.exclusive.counts]
     assert sum(shares) == end_ns - 1_000
     assert min(shares) >= 0
-    assert all(cells.covered_ns >= 0 for cells in ours.stages.cells.values())
-    assert all(count >= 0 for cells in ours.stages.cells.values() for count in cells.counts)
+    assert all(
+        cells.wall.counts[-1] >= sum(cells.exclusive.counts) for cells in ours.stages.cells.values()
+    )
+    assert all(n >= 0 for cells in ours.stages.cells.values() for n in cells.wall.counts)
 
 
 def test_a_stage_that_outlives_its_task_ends_with_the_request(clock: Clock) -> None:

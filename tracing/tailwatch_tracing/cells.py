@@ -1,4 +1,4 @@
-"""Hot-path cells: plain integers on a fixed grid, bumped without a lock, rendered elsewhere.
+"""Hot-path cells: plain integers, bumped without a lock, rendered elsewhere.
 
 CPython under its global lock switches threads only after a call and at a loop's end. `observe`
 therefore makes its one call first and then only adds, so that no increment is lost between threads,
@@ -8,86 +8,172 @@ and a renderer in another thread at worst misses the last one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from tailwatch_tracing.exposition import Exemplar, HistogramSeries
-
-# Hundredths of a millisecond. Neighbours are at most a ratio of 1.2 apart; usual objectives (0.1,
-# 0.2, 0.25, 0.5, 1, 2, 2.5, 5, 10, 30 and 60 s) are edges, so that a share under them is exact.
-_DECADE = (100, 120, 144, 170, 200, 225, 250, 300, 350, 420, 500, 600, 700, 840)
-EDGES_NS: tuple[int, ...] = (
-    *(step * 10**decade * 10_000 for decade in range(5) for step in _DECADE),
-    100 * 10**9,
-    120 * 10**9,
-)
-"""Upper bounds of the latency buckets in nanoseconds, 1 ms to 120 s."""
-
-EDGES_SECONDS: tuple[float, ...] = tuple(edge / 1e9 for edge in EDGES_NS)
+from tailwatch_tracing.exposition import Exemplar
+from tailwatch_tracing.families import EDGES_NS, SERIES_OVERFLOW, Metric
 
 FIRST_EDGE_NS = EDGES_NS[0]
 """Most stages of a light request end below it: no need to search then."""
+
+SUM_NS = len(EDGES_NS) + 1
+"""Index of the sum in a latency histogram's cell, behind its buckets."""
 
 OVERFLOW = "__other__"
 """The label value of what a cap left without a series of its own."""
 
 
 def snap_to_grid(seconds: float) -> float:
-    """Return the grid edge nearest to `seconds` by ratio, within 1 ms to 120 s."""
-    return min(EDGES_SECONDS, key=lambda edge: max(edge / seconds, seconds / edge))
+    """Return the latency edge nearest to `seconds` by ratio, within 1 ms to 120 s."""
+    edges = (edge / 1e9 for edge in EDGES_NS)
+    return min(edges, key=lambda edge: max(edge / seconds, seconds / edge))
 
 
-class HistogramCell:
-    """One latency histogram series: counts per bucket and the sum, in nanoseconds."""
+class Counts(Protocol):
+    """Where a cell's integers are: a list, or shared memory that other workers read."""
 
-    __slots__ = ("counts", "exemplars", "sum_ns")
+    def __getitem__(self, index: int, /) -> int:
+        """Return one."""
+        ...
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(EDGES_NS) + 1)
-        self.sum_ns = 0
+    def __setitem__(self, index: int, value: int, /) -> None:
+        """Set one."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over them."""
+        ...
+
+
+Labels = tuple[str, ...]
+"""Values of a metric's labels, those of a row left out."""
+
+Allocate = Callable[[str, str, Labels, int], Counts]
+"""Owner, metric, labels, how many integers -> that many zeros."""
+
+
+def private_memory(owner: str, metric: str, values: Labels, size: int) -> Counts:
+    """Allocate in this process alone."""
+    return [0] * size
+
+
+class Cell:
+    """The integers of one series, or of the series of one row.
+
+    `counts` may be replaced while nothing counts; code on the hot path reads it each time.
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+
+
+class HistogramCell(Cell):
+    """One histogram series: a count per bucket, then the sum, in the unit of its grid."""
+
+    __slots__ = ("_edges", "exemplars")
+
+    def __init__(self, counts: Counts, edges: Sequence[int]) -> None:
+        super().__init__(counts)
+        self._edges = edges
         self.exemplars: dict[int, Exemplar] | None = None
 
-    def observe(self, duration_ns: int) -> None:
-        """Count one duration; an edge belongs to the bucket that it ends."""
-        bucket = bisect_left(EDGES_NS, duration_ns)
-        self.counts[bucket] += 1
-        self.sum_ns += duration_ns
+    def observe(self, value: int) -> None:
+        """Count one value; an edge belongs to the bucket that it ends."""
+        edges = self._edges
+        bucket = bisect_left(edges, value)
+        counts = self.counts
+        counts[bucket] += 1
+        counts[-1] += value
 
-    def keep_exemplar(
-        self, duration_ns: int, trace_id: str, span_id: str, timestamp: float
-    ) -> None:
-        """Let the duration's bucket point to a trace; the newest wins. `timestamp` is Unix time."""
+    def forget(self, value: int) -> None:
+        """Take back an `observe`."""
+        bucket = bisect_left(self._edges, value)
+        counts = self.counts
+        counts[bucket] -= 1
+        counts[-1] -= value
+
+    def keep_exemplar(self, value: int, exemplar: Exemplar) -> None:
+        """Let the value's bucket point to a trace; the newest wins."""
         if self.exemplars is None:
             self.exemplars = {}
-        bucket = bisect_left(EDGES_NS, duration_ns)
-        self.exemplars[bucket] = Exemplar(trace_id, span_id, duration_ns / 1e9, timestamp)
-
-    def series(self, label_text: str) -> HistogramSeries:
-        """Return a copy to render, in seconds."""
-        exemplars = dict(self.exemplars) if self.exemplars else None
-        return HistogramSeries(label_text, self.counts.copy(), self.sum_ns / 1e9, exemplars)
+        self.exemplars[bisect_left(self._edges, value)] = exemplar
 
 
-Cell = TypeVar("Cell")
+class CellStore:
+    """All cells of one owner, a service or the process, by metric and labels."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.allocate: Allocate = private_memory
+        self.cells: dict[tuple[str, Labels], Cell] = {}
+
+    def counter(self, metric: Metric, *values: str) -> Cell:
+        """Return the counter's cell, made on first use; with a row one integer per value of it."""
+        key = (metric.name, values)
+        cell = self.cells.get(key)
+        if cell is None:
+            counts = self.allocate(self.owner, metric.name, values, len(metric.row) or 1)
+            cell = self.cells.setdefault(key, Cell(counts))
+        return cell
+
+    def histogram(self, metric: Metric, *values: str) -> HistogramCell:
+        """Return the histogram's cell, made on first use."""
+        assert metric.grid is not None
+        key = (metric.name, values)
+        cell = self.cells.get(key)
+        if cell is None:
+            edges = metric.grid.edges
+            counts = self.allocate(self.owner, metric.name, values, len(edges) + 2)
+            cell = self.cells.setdefault(key, HistogramCell(counts, edges))
+        assert isinstance(cell, HistogramCell)
+        return cell
+
+    def capped(self, metric: Metric, limit: int, make: Callable[[str], Cached]) -> Capped[Cached]:
+        """Return a capped table whose overflow is counted under the metric's name."""
+        return Capped(limit, make, self.counter(SERIES_OVERFLOW, metric.name))
+
+    def move(self, allocate: Allocate, *, carry: bool) -> None:
+        """Allocate every cell anew, with what it has counted or from zero."""
+        self.allocate = allocate
+        for (name, values), cell in list(self.cells.items()):
+            counts = allocate(self.owner, name, values, len(cell.counts))
+            if carry:
+                for index in range(len(counts)):
+                    counts[index] = cell.counts[index]
+            cell.counts = counts
 
 
-class CappedTable(Generic[Cell]):
-    """Label value -> cell, for at most `limit` values; the rest share the cell of `__other__`."""
+Cached = TypeVar("Cached")
 
-    __slots__ = ("_limit", "_make", "cells", "overflowed")
 
-    def __init__(self, limit: int, make: Callable[[], Cell]) -> None:
+class Capped(Generic[Cached]):
+    """Label value -> what counts for it, for at most `limit` values; the rest share `__other__`."""
+
+    __slots__ = ("_limit", "_make", "_overflow", "cells")
+
+    def __init__(self, limit: int, make: Callable[[str], Cached], overflow: Cell) -> None:
         self._limit = limit
         self._make = make
-        self.cells: dict[str, Cell] = {}
-        self.overflowed = 0
+        self._overflow = overflow
+        self.cells: dict[str, Cached] = {}
 
-    def get(self, value: str) -> Cell:
-        """Return the value's cell, made on first use; count the use of an overflow cell."""
+    def get(self, value: str) -> Cached:
+        """Return the value's, made on first use; count the use of the overflow."""
         cell = self.cells.get(value)
         if cell is None:
             if len(self.cells) >= self._limit and value != OVERFLOW:
-                self.overflowed += 1
+                self._overflow.counts[0] += 1
                 value = OVERFLOW
-            cell = self.cells.setdefault(str(value), self._make())
+                cell = self.cells.get(value)
+                if cell is not None:
+                    return cell
+            value = str(value)
+            cell = self.cells.setdefault(value, self._make(value))
         return cell

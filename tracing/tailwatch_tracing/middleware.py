@@ -6,10 +6,11 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT
 from tailwatch_tracing.request import Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
 from tailwatch_tracing.runtime import runtime
-from tailwatch_tracing.service import DEFAULT_SERIES_LIMIT, service_named
+from tailwatch_tracing.service import service_named
 from tailwatch_tracing.serving import answer_metrics
 from tailwatch_tracing.spans import SpanRecorder, are_configured
 from tailwatch_tracing.stages import current_unit

@@ -109,7 +109,7 @@ class RequestQueue:
         """
         cells = self._cells()
         with cells.lock:
-            cells.rejected.get(reason)[0] += 1
+            cells.rejected.get(reason).counts[0] += 1
         unit = current_unit.get()
         if isinstance(unit, Request):
             unit.events |= REJECTED

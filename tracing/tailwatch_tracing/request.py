@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from tailwatch_tracing import clock
-from tailwatch_tracing.cells import EDGES_NS, FIRST_EDGE_NS
+from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS
+from tailwatch_tracing.families import EDGES_NS
 from tailwatch_tracing.routes import RouteTable, Scope
 from tailwatch_tracing.stages import Unit, credit_request
 
@@ -153,7 +154,7 @@ class Request(Unit):
             key = (scope["method"], status, outcome)
             count = route.requests.get(key)
             if count is not None:
-                count[0] += 1
+                count.counts[0] += 1
             else:
                 service.count_request(route, *key)
             log = self.log
@@ -166,13 +167,15 @@ class Request(Unit):
                     end_ns = credit_request(self, end_ns, slow)
                     duration_ns = end_ns - self.start_ns
                 bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
-                cells = route.duration
-                cells.counts[bucket] += 1
-                cells.sum_ns += duration_ns
+                counts = route.duration.counts
+                counts[bucket] += 1
+                counts[SUM_NS] += duration_ns
                 if log is None:
                     unattributed = service.unattributed
-                    unattributed.counts[bucket] += 1
-                    unattributed.exclusive_ns[slow] += duration_ns
+                    counts = unattributed.wall.counts
+                    counts[bucket] += 1
+                    counts[SUM_NS] += duration_ns
+                    unattributed.exclusive.counts[slow] += duration_ns
             if self.span is not None:
                 self.span.end(self, route, status, outcome, end_ns, log or ())
         except Exception:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Iterator
 
-from tailwatch_tracing import clock
-from tailwatch_tracing.exposition import Family
-from tailwatch_tracing.service import Service
+from tailwatch_tracing import clock, families
+from tailwatch_tracing.cells import Cell, CellStore
+from tailwatch_tracing.page import PROCESS, Level, Snapshot
 
 WINDOW_SECONDS = 60
 _SLOT_SECONDS = 5
@@ -51,9 +52,9 @@ class WindowMaximum:
 class GarbageCollectorPauses:
     """Time in collections of every generation; nothing else runs in the process meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: Cell) -> None:
+        self._total = total
         self._start_ns = 0
-        self.total_ns = 0
         self.longest = WindowMaximum()
 
     def on_collection(self, phase: str, info: dict[str, int]) -> None:
@@ -63,7 +64,7 @@ class GarbageCollectorPauses:
             self._start_ns = now_ns
         elif self._start_ns:
             pause_ns = now_ns - self._start_ns
-            self.total_ns += pause_ns
+            self._total.counts[0] += pause_ns
             self.longest.note(pause_ns, now_ns)
 
 
@@ -74,6 +75,7 @@ class LoopWatch:
         self._runtime = runtime
         self.loop = loop
         self.due_ns = 0
+        self.told_ns = 0  # of the delay under way, what is counted already
         self._schedule(clock.now_ns())
 
     def overdue_ns(self, now_ns: int) -> int:
@@ -87,7 +89,8 @@ class LoopWatch:
 
     def _tick(self) -> None:
         now_ns = clock.now_ns()
-        self._runtime.note_lag(now_ns - self.due_ns, now_ns)
+        told_ns, self.told_ns = self.told_ns, 0
+        self._runtime.note_lag(now_ns - self.due_ns, now_ns, told_ns)
         self._schedule(now_ns)
 
 
@@ -95,11 +98,11 @@ class Runtime:
     """What this process loses to event-loop stalls and garbage collection."""
 
     def __init__(self) -> None:
-        self.collector = GarbageCollectorPauses()
+        self.store = CellStore(PROCESS)
+        self.collector = GarbageCollectorPauses(self.store.counter(families.GC_PAUSE))
         self.lag = WindowMaximum()
         self.look_again_ns = 0
-        self._lost_ns = 0
-        self._published_lost_ns = 0
+        self._lost = self.store.counter(families.EVENT_LOOP_LOST)
         self._watches: list[LoopWatch] = []
 
     def watch_collector(self) -> None:
@@ -118,11 +121,11 @@ class Runtime:
         if all(watch.loop is not loop for watch in self._watches):
             self._watches.append(LoopWatch(self, loop))
 
-    def note_lag(self, lag_ns: int, now_ns: int) -> None:
-        """Take in how late a timer of a watched loop was run."""
+    def note_lag(self, lag_ns: int, now_ns: int, told_ns: int = 0) -> None:
+        """Take in how late a timer of a watched loop was run, of which `told_ns` are counted."""
         self.look_again_ns = now_ns + _LOOK_AGAIN_NS
         if lag_ns > _NOISE_NS:
-            self._lost_ns += lag_ns
+            self._lost.counts[0] += lag_ns - told_ns
             self.lag.note(lag_ns, now_ns)
 
     def forget_loops(self) -> None:
@@ -130,40 +133,22 @@ class Runtime:
         self._watches = []
         self.look_again_ns = 0
 
-    def families(self, service: Service) -> list[Family]:
-        """Return the process's families under a service's label."""
+    def snapshot_into(self, snapshot: Snapshot) -> None:
+        """Add the process's cells and levels."""
         now_ns = clock.now_ns()
-        overdue_ns = [watch.overdue_ns(now_ns) for watch in self._watches]
-        # A stall that is under way is told before its end, and a loop that dies in it takes back
-        # nothing of the counter.
-        self._published_lost_ns = max(self._published_lost_ns, self._lost_ns + sum(overdue_ns))
-        lag_ns = max(self.lag.read(now_ns), *overdue_ns, 0)
-        return [
-            service.plain(
-                "python_event_loop_lost_seconds_total",
-                "counter",
-                "Time by which the event loop ran timers late, beyond 5 ms each.",
-                self._published_lost_ns / 1e9,
-            ),
-            service.plain(
-                "python_event_loop_lag_max_seconds",
-                "gauge",
-                "Longest such delay of the last 60 s.",
-                lag_ns / 1e9,
-            ),
-            service.plain(
-                "python_gc_pause_seconds_total",
-                "counter",
-                "Time in garbage collection, all generations.",
-                self.collector.total_ns / 1e9,
-            ),
-            service.plain(
-                "python_gc_pause_max_seconds",
-                "gauge",
-                "Longest collection of the last 60 s.",
-                self.collector.longest.read(now_ns) / 1e9,
-            ),
-        ]
+        for watch in self._watches:  # a stall that is under way is told before its end
+            overdue_ns = watch.overdue_ns(now_ns)
+            if overdue_ns > watch.told_ns:
+                self._lost.counts[0] += overdue_ns - watch.told_ns
+                watch.told_ns = overdue_ns
+        snapshot.add_store(self.store)
+        snapshot.add_levels(PROCESS, self._levels())
+
+    def _levels(self) -> Iterator[Level]:
+        now_ns = clock.now_ns()
+        lag_ns = max([self.lag.read(now_ns), *(w.overdue_ns(now_ns) for w in self._watches)])
+        yield Level(families.EVENT_LOOP_LAG_MAX, (), lag_ns / 1e9)
+        yield Level(families.GC_PAUSE_MAX, (), self.collector.longest.read(now_ns) / 1e9)
 
 
 runtime = Runtime()

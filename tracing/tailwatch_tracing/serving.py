@@ -16,12 +16,8 @@ from prometheus_client import REGISTRY
 from prometheus_client.registry import CollectorRegistry
 
 from tailwatch_tracing.client_registry import render_registry
-from tailwatch_tracing.exposition import (
-    Family,
-    HistogramFamily,
-    negotiate,
-    render_families,
-)
+from tailwatch_tracing.exposition import Family, HistogramFamily, negotiate, render_families
+from tailwatch_tracing.page import Snapshot, families
 from tailwatch_tracing.queues import bind_idle_queues
 from tailwatch_tracing.request import Message, Receive, Send
 from tailwatch_tracing.routes import Scope
@@ -45,22 +41,11 @@ def render_metrics(accept: str | None = None) -> tuple[bytes, str]:
 def collect() -> list[Family | HistogramFamily]:
     """Return the families of all services of this process, each family once."""
     bind_idle_queues()
-    merged: dict[str, Family | HistogramFamily] = {}
+    snapshot = Snapshot()
     for service in services():
-        for family in (*service.families(), *runtime.families(service)):
-            known = merged.get(family.name)
-            merged[family.name] = family if known is None else _joined(known, family)
-    return list(merged.values())
-
-
-def _joined(
-    first: Family | HistogramFamily, second: Family | HistogramFamily
-) -> Family | HistogramFamily:
-    if isinstance(first, Family) and isinstance(second, Family):
-        return first._replace(samples=[*first.samples, *second.samples])
-    assert isinstance(first, HistogramFamily)
-    assert isinstance(second, HistogramFamily)
-    return first._replace(series=[*first.series, *second.series])
+        service.snapshot_into(snapshot)
+    runtime.snapshot_into(snapshot)
+    return list(families(snapshot))
 
 
 def _registered(registry: CollectorRegistry, openmetrics: bool) -> bytes:

@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailwatch_tracing import clock
-from tailwatch_tracing.exposition import Family
+from tailwatch_tracing import clock, families
+from tailwatch_tracing.exposition import Exemplar
 from tailwatch_tracing.service import RouteCells, Service
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class SpanRecorder:
         self._service = service
         self._provider = provider
         self._tracer: Tracer | None = None
-        self.dropped = {"export_failed": 0, "queue_full": 0, "stage_limit": 0}
+        self._dropped = service.store.counter(families.SPANS_DROPPED)
         if provider is None:
             _import_sdk()
         os.register_at_fork(after_in_child=self._forget_tracer)
@@ -109,14 +109,9 @@ class SpanRecorder:
             if self._tracer is None:  # a setting that the SDK refuses: no request would be traced
                 self._service.spans = None
 
-    def family(self) -> Family:
-        """Return the counter of spans that were not delivered."""
-        return self._service.counter(
-            "tailwatch_spans_dropped_total",
-            "Spans that were not delivered.",
-            "reason",
-            self.dropped,
-        )
+    def note_dropped(self, reason: str, count: int) -> None:
+        """Count spans that are not delivered."""
+        self._dropped.counts[families.SPANS_DROPPED.row.index(reason)] += count
 
     def _begin_tracer(self) -> Tracer:
         provider = self._provider or _own_or_existing_provider(self)
@@ -186,9 +181,12 @@ class RequestSpan:
         if ids.trace_flags.sampled and outcome != "rejected":
             route.duration.keep_exemplar(
                 end_ns - request.start_ns,
-                f"{ids.trace_id:032x}",
-                f"{ids.span_id:016x}",
-                (end_ns + offset_ns) / 1e9,
+                Exemplar(
+                    f"{ids.trace_id:032x}",
+                    f"{ids.span_id:016x}",
+                    (end_ns - request.start_ns) / 1e9,
+                    (end_ns + offset_ns) / 1e9,
+                ),
             )
 
     def _add_stages(
@@ -203,7 +201,7 @@ class RequestSpan:
             )
             child.end(min(interval.end_ns or end_ns, end_ns) + offset_ns)
         folded = 0 if request.folded is None else request.folded.count
-        self._recorder.dropped["stage_limit"] += max(0, len(log) - STAGE_SPANS) + folded
+        self._recorder.note_dropped("stage_limit", max(0, len(log) - STAGE_SPANS) + folded)
 
 
 def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
@@ -223,6 +221,7 @@ def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
 
         ended = 0
         exported = 0
+        dropped = 0
         is_ending = False
 
         def shutdown(self) -> None:
@@ -236,7 +235,9 @@ def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
                 # What was neither handed on nor has room in the queue. While that is full, as
                 # whenever it drops one, nothing else is missing; while it drains this is too small.
                 missing = self.ended - self.exported - queue_size
-                recorder.dropped["queue_full"] = max(recorder.dropped["queue_full"], missing)
+                if missing > self.dropped:
+                    recorder.note_dropped("queue_full", missing - self.dropped)
+                    self.dropped = missing
 
     class CountingExporter(SpanExporter):
         def __init__(self, exporter: SpanExporter) -> None:
@@ -253,7 +254,7 @@ def _own_or_existing_provider(recorder: SpanRecorder) -> Any:
             finally:
                 self._has_failed = result is not SpanExportResult.SUCCESS
                 if self._has_failed:
-                    recorder.dropped["export_failed"] += len(spans)
+                    recorder.note_dropped("export_failed", len(spans))
             return result
 
         def shutdown(self) -> None:

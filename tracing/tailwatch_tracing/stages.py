@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from tailwatch_tracing import clock
-from tailwatch_tracing.cells import EDGES_NS, FIRST_EDGE_NS, CappedTable
+from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS, Capped, CellStore
+from tailwatch_tracing.families import EDGES_NS, STAGE_DURATION
 from tailwatch_tracing.service import STAGE_LIMIT, Service, StageCells, default_service
 
 INFERENCE = "inference"
@@ -38,7 +39,7 @@ def sweep(
     intervals: Sequence[stage],
     until_ns: int,
     swept: Swept,
-    table: CappedTable[StageCells],
+    table: Capped[StageCells],
     slow: int,
 ) -> Swept:
     """Credit stages with the time since `swept` until `until_ns`, and return where that leaves it.
@@ -56,12 +57,12 @@ def sweep(
         while top is not None:
             if top_end_ns > start_ns:
                 if start_ns > mark_ns:
-                    top.uncover(start_ns - mark_ns, slow)
+                    top.exclusive.counts[slow] += start_ns - mark_ns
                     mark_ns = start_ns
                 outer.append((top, top_end_ns))
                 break
             if top_end_ns > mark_ns:
-                top.uncover(top_end_ns - mark_ns, slow)
+                top.exclusive.counts[slow] += top_end_ns - mark_ns
                 mark_ns = top_end_ns
             top, top_end_ns = outer.pop() if outer else (None, 0)
         if ingress_ns < 0:
@@ -76,10 +77,10 @@ def sweep(
             tail_ns = 0
         top = table.get(interval.name)
         top_end_ns = interval.end_ns if 0 < interval.end_ns < until_ns else until_ns
-        top.observe(top_end_ns - start_ns)
+        top.wall.observe(top_end_ns - start_ns)
     while top is not None:
         if top_end_ns > mark_ns:
-            top.uncover(top_end_ns - mark_ns, slow)
+            top.exclusive.counts[slow] += top_end_ns - mark_ns
             mark_ns = top_end_ns
         top, top_end_ns = outer.pop() if outer else (None, 0)
     return until_ns, ingress_ns, between_ns, tail_ns + until_ns - mark_ns, saw_inference
@@ -142,7 +143,10 @@ class Folded:
     def __init__(self, start_ns: int) -> None:
         self.swept: Swept = (start_ns, -1, 0, 0, False)
         self.count = 0
-        self._table: CappedTable[StageCells] = CappedTable(STAGE_LIMIT, StageCells)
+        store = CellStore("")
+        self._table: Capped[StageCells] = store.capped(
+            STAGE_DURATION, STAGE_LIMIT, lambda name: StageCells(store, name)
+        )
 
     def add(self, log: list[stage]) -> None:
         """Sweep a log up to now and leave in it only what is still open."""
@@ -152,7 +156,7 @@ class Folded:
         still_open = [i for i, interval in enumerate(intervals) if interval.end_ns <= 0]
         self.swept = sweep(intervals, now_ns, self.swept, self._table, slow=0)
         for i in still_open:  # their wall time is observed once, at their end
-            self._table.get(intervals[i].name).forget(now_ns - intervals[i].start_ns)
+            self._table.get(intervals[i].name).wall.forget(now_ns - intervals[i].start_ns)
         log[: len(intervals)] = [log[i] for i in still_open]
         self.count += len(intervals) - len(still_open)
 
@@ -207,8 +211,10 @@ def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
                 cells = known[name]
             except KeyError:
                 cells = service.stages.get(name)
-            cells.counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
-            cells.exclusive_ns[slow] += wall_ns
+            counts = cells.wall.counts
+            counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
+            counts[SUM_NS] += wall_ns
+            cells.exclusive.counts[slow] += wall_ns
         else:
             rest_ns = end_ns - mark_ns
             if rest_ns > 0:
@@ -224,9 +230,10 @@ def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
         (service.postprocess, tail_ns),
     ):
         if wall_ns > 0:
-            bucket = bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0
-            cells.counts[bucket] += 1
-            cells.exclusive_ns[slow] += wall_ns
+            counts = cells.wall.counts
+            counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
+            counts[SUM_NS] += wall_ns
+            cells.exclusive.counts[slow] += wall_ns
     return end_ns
 
 
@@ -238,7 +245,9 @@ def _rewind(
     if position == 0:
         return log, (unit.start_ns, -1, 0, 0, False)
     before = log[position - 1]
-    unit.service.stages.get(before.name).take_back(before.end_ns - before.start_ns, slow)
+    cells = unit.service.stages.get(before.name)
+    cells.wall.forget(before.end_ns - before.start_ns)
+    cells.exclusive.counts[slow] -= before.end_ns - before.start_ns
     return log[position - 1 :], (before.start_ns, *swept[1:])
 
 

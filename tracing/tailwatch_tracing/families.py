@@ -1,0 +1,226 @@
+"""Every metric that the library publishes, in the order of the page.
+
+A metric is declared here and nowhere else: the page, the sum over workers and the reference come
+from these declarations.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+NANOSECONDS = 10**9
+"""What a cell of nanoseconds is divided by to give seconds."""
+
+# Hundredths of a millisecond. Neighbours are at most a ratio of 1.2 apart; usual objectives (0.1,
+# 0.2, 0.25, 0.5, 1, 2, 2.5, 5, 10, 30 and 60 s) are edges, so that a share under them is exact.
+_DECADE = (100, 120, 144, 170, 200, 225, 250, 300, 350, 420, 500, 600, 700, 840)
+EDGES_NS: tuple[int, ...] = (
+    *(step * 10**decade * 10_000 for decade in range(5) for step in _DECADE),
+    100 * 10**9,
+    120 * 10**9,
+)
+"""Upper bounds of the latency buckets in nanoseconds, 1 ms to 120 s."""
+
+DEFAULT_SERIES_LIMIT = 2000
+"""Label sets of a metric with the label `route`."""
+
+
+class Grid(NamedTuple):
+    """Upper bounds of a histogram's buckets, ascending, in the unit of its cells.
+
+    `unit` is how many of it make one on the page.
+    """
+
+    edges: tuple[int, ...]
+    unit: int
+
+    @property
+    def published(self) -> tuple[float, ...]:
+        """The bounds as the page has them."""
+        return tuple(edge / self.unit for edge in self.edges)
+
+
+LATENCY = Grid(EDGES_NS, NANOSECONDS)
+
+
+class Metric(NamedTuple):
+    """One family.
+
+    Args:
+        name: Full name, as in the page.
+        kind: Of counters and histograms a process keeps cells; a gauge is a level that it tells.
+        help: One sentence.
+        labels: Names beside `service`.
+        row: Closed set of the last label's values: one cell holds a number for each, all of them
+            on the page from the start.
+        unit: What a counter's cell is divided by on the page.
+        grid: A histogram's buckets.
+        across_workers: How a gauge of several processes becomes one; cells are always summed.
+        of_process: Belongs to the process: it appears under each of its services.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    row: tuple[str, ...] = ()
+    unit: int = 1
+    grid: Grid | None = None
+    across_workers: Literal["sum", "max"] = "sum"
+    of_process: bool = False
+
+
+REQUESTS = Metric(
+    "inference_requests_total",
+    "counter",
+    "Finished requests by route template, method, status sent and outcome.",
+    ("route", "method", "status", "outcome"),
+)
+OUTCOMES = Metric(
+    "inference_outcomes_total",
+    "counter",
+    "Finished requests by outcome; errors for an objective are error, error_midstream, timeout "
+    "and rejected.",
+    ("outcome",),
+    row=(
+        "ok",
+        "client_error",
+        "error",
+        "error_midstream",
+        "client_disconnect",
+        "timeout",
+        "cancelled",
+        "rejected",
+    ),
+)
+"""Derived from REQUESTS, so that the two cannot disagree; it has no cells of its own."""
+REQUEST_DURATION = Metric(
+    "inference_request_duration_seconds",
+    "histogram",
+    "Time from the request to its last body message, of admitted requests.",
+    ("route",),
+    grid=LATENCY,
+)
+IN_FLIGHT = Metric(
+    "inference_requests_in_flight", "gauge", "Requests that have arrived and not finished."
+)
+OLDEST_IN_FLIGHT = Metric(
+    "inference_oldest_in_flight_seconds",
+    "gauge",
+    "Age of the oldest request in flight, 0 without one.",
+    across_workers="max",
+)
+
+STAGE_DURATION = Metric(
+    "inference_stage_duration_seconds",
+    "histogram",
+    "Wall time of each interval of a stage.",
+    ("stage",),
+    grid=LATENCY,
+)
+STAGE_SECONDS = Metric(
+    "inference_stage_seconds_total",
+    "counter",
+    "Exclusive time per stage: stages add up to request time. slow is true for requests over the "
+    "objective.",
+    ("stage", "slow"),
+    row=("false", "true"),
+    unit=NANOSECONDS,
+)
+
+QUEUE_DEPTH = Metric("inference_queue_depth", "gauge", "Requests waiting in a queue.", ("queue",))
+QUEUE_WAIT = Metric(
+    "inference_queue_wait_seconds",
+    "histogram",
+    "Time that requests waited in a queue.",
+    ("queue",),
+    grid=LATENCY,
+)
+REJECTED = Metric(
+    "inference_rejected_total",
+    "counter",
+    "Requests that a queue refused.",
+    ("queue", "reason"),
+)
+
+SLO = Metric(
+    "inference_slo_seconds",
+    "gauge",
+    "Configured latency objective, on an edge of the latency buckets.",
+    across_workers="max",
+)
+CLIENT_TIMEOUT = Metric(
+    "inference_client_timeout_seconds",
+    "gauge",
+    "Configured time after which clients give up.",
+    across_workers="max",
+)
+GPU_INFO = Metric(
+    "inference_gpu_info",
+    "gauge",
+    "GPUs that this service computes on.",
+    ("uuid",),
+    across_workers="max",
+)
+
+EVENT_LOOP_LOST = Metric(
+    "python_event_loop_lost_seconds_total",
+    "counter",
+    "Time by which the event loop ran timers late, beyond 5 ms each.",
+    unit=NANOSECONDS,
+    of_process=True,
+)
+EVENT_LOOP_LAG_MAX = Metric(
+    "python_event_loop_lag_max_seconds",
+    "gauge",
+    "Longest such delay of the last 60 s.",
+    across_workers="max",
+    of_process=True,
+)
+GC_PAUSE = Metric(
+    "python_gc_pause_seconds_total",
+    "counter",
+    "Time in garbage collection, all generations.",
+    unit=NANOSECONDS,
+    of_process=True,
+)
+GC_PAUSE_MAX = Metric(
+    "python_gc_pause_max_seconds",
+    "gauge",
+    "Longest collection of the last 60 s.",
+    across_workers="max",
+    of_process=True,
+)
+
+BUILD_INFO = Metric(
+    "tailwatch_build_info",
+    "gauge",
+    "Version of tailwatch in this process.",
+    ("version",),
+    across_workers="max",
+)
+ERRORS = Metric(
+    "tailwatch_errors_total",
+    "counter",
+    "Errors of the instrumentation itself; none of them failed a request.",
+    ("where",),
+    row=("request", "route", "metrics", "stage", "spans", "registry"),
+)
+SERIES_OVERFLOW = Metric(
+    "tailwatch_series_overflow_total",
+    "counter",
+    "Uses of an overflow series because a cap was reached.",
+    ("metric",),
+)
+SPANS_DROPPED = Metric(
+    "tailwatch_spans_dropped_total",
+    "counter",
+    "Spans that were not delivered.",
+    ("reason",),
+    row=("export_failed", "queue_full", "stage_limit"),
+)
+
+METRICS: dict[str, Metric] = {
+    value.name: value for value in list(globals().values()) if isinstance(value, Metric)
+}
+"""By name, in the order above."""

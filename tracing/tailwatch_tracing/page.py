@@ -1,0 +1,170 @@
+"""What is on the page: a snapshot of this process's cells and levels, as families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tailwatch_tracing.cells import CellStore, HistogramCell, Labels
+from tailwatch_tracing.exposition import (
+    Exemplar,
+    Family,
+    HistogramFamily,
+    HistogramSeries,
+    labels,
+)
+from tailwatch_tracing.families import METRICS, OUTCOMES, REQUESTS, Metric
+
+PROCESS = ""
+"""The owner of what belongs to the process."""
+
+
+class Level(NamedTuple):
+    """What a gauge is now."""
+
+    metric: Metric
+    values: Labels
+    value: float
+
+
+class Series(NamedTuple):
+    """Which series: of which owner, with which values of the metric's labels."""
+
+    owner: str
+    values: Labels
+
+
+class Snapshot:
+    """Numbers read once, of one process or summed over several."""
+
+    def __init__(self) -> None:
+        self.services: list[str] = []
+        self.counts: dict[str, dict[Series, list[int]]] = {}
+        self.exemplars: dict[str, dict[Series, dict[int, Exemplar]]] = {}
+        self.levels: dict[str, dict[Series, float]] = {}
+
+    def add_service(self, name: str) -> None:
+        """Have a place on the page for a service."""
+        if name not in self.services:
+            self.services.append(name)
+
+    def add_store(self, store: CellStore) -> None:
+        """Read every cell of a store."""
+        for (name, values), cell in list(store.cells.items()):
+            self.add_counts(name, Series(store.owner, values), list(cell.counts))
+            if isinstance(cell, HistogramCell) and cell.exemplars:
+                self.add_exemplars(name, Series(store.owner, values), dict(cell.exemplars))
+
+    def add_counts(self, metric: str, series: Series, counts: list[int]) -> None:
+        """Add integers to a series; those of another length, as of another version, are not."""
+        family = self.counts.setdefault(metric, {})
+        known = family.get(series)
+        if known is None:
+            family[series] = counts
+        elif len(known) == len(counts):
+            family[series] = [a + b for a, b in zip(known, counts, strict=True)]
+
+    def add_exemplars(self, metric: str, series: Series, exemplars: dict[int, Exemplar]) -> None:
+        """Let the newest exemplar of each bucket stay."""
+        known = self.exemplars.setdefault(metric, {}).setdefault(series, {})
+        for bucket, exemplar in exemplars.items():
+            if bucket not in known or known[bucket].timestamp <= exemplar.timestamp:
+                known[bucket] = exemplar
+
+    def add_levels(self, owner: str, levels: Iterable[Level]) -> None:
+        """Add what gauges are now, summed or the largest as the metric says."""
+        for metric, values, value in levels:
+            family = self.levels.setdefault(metric.name, {})
+            series = Series(owner, values)
+            known = family.get(series)
+            if known is None:
+                family[series] = value
+            else:
+                family[series] = (
+                    known + value if metric.across_workers == "sum" else max(known, value)
+                )
+
+
+def families(snapshot: Snapshot) -> Iterator[Family | HistogramFamily]:
+    """Yield the families that have a sample, in the order of their declaration."""
+    for metric in METRICS.values():
+        family: Family | HistogramFamily
+        if metric.kind == "histogram":
+            family = _histogram(metric, snapshot)
+            if family.series:
+                yield family
+            continue
+        if metric is OUTCOMES:
+            samples = _outcomes(snapshot)
+        elif metric.kind == "counter":
+            samples = _counters(metric, snapshot)
+        else:
+            samples = [
+                (label_text(metric, owner, values), value)
+                for series, value in snapshot.levels.get(metric.name, {}).items()
+                for owner, values in _under_services(metric, series, snapshot)
+            ]
+        if samples:
+            yield Family(metric.name, metric.kind, metric.help, samples)
+
+
+_label_texts: dict[tuple[str, Series], str] = {}
+_LABEL_TEXTS = 100_000  # kept at most; more than the caps of several services allow
+
+
+def label_text(metric: Metric, owner: str, values: Labels) -> str:
+    """Return rendered labels with `service` first, kept for the next scrape."""
+    key = (metric.name, Series(owner, values))
+    text = _label_texts.get(key)
+    if text is None:
+        if len(_label_texts) >= _LABEL_TEXTS:
+            _label_texts.clear()
+        pairs = dict(zip(metric.labels, values, strict=True))
+        text = _label_texts[key] = labels(service=owner, **pairs)
+    return text
+
+
+def _under_services(metric: Metric, series: Series, snapshot: Snapshot) -> Iterator[Series]:
+    if not metric.of_process:
+        yield series
+        return
+    for service in snapshot.services:
+        yield Series(service, series.values)
+
+
+def _outcomes(snapshot: Snapshot) -> list[tuple[str, float]]:
+    totals = {(service, outcome): 0 for service in snapshot.services for outcome in OUTCOMES.row}
+    for (service, values), counts in snapshot.counts.get(REQUESTS.name, {}).items():
+        totals[service, values[-1]] += counts[0]
+    return [
+        (label_text(OUTCOMES, service, (outcome,)), total)
+        for (service, outcome), total in totals.items()
+    ]
+
+
+def _counters(metric: Metric, snapshot: Snapshot) -> list[tuple[str, float]]:
+    samples: list[tuple[str, float]] = []
+    for series, counts in snapshot.counts.get(metric.name, {}).items():
+        for owner, values in _under_services(metric, series, snapshot):
+            for value, count in zip(metric.row or (None,), counts, strict=True):
+                label_values = values if value is None else (*values, value)
+                text = label_text(metric, owner, label_values)
+                samples.append((text, count if metric.unit == 1 else count / metric.unit))
+    return samples
+
+
+def _histogram(metric: Metric, snapshot: Snapshot) -> HistogramFamily:
+    grid = metric.grid
+    assert grid is not None
+    exemplars = snapshot.exemplars.get(metric.name, {})
+    series = [
+        HistogramSeries(
+            label_text(metric, owner, values),
+            counts[:-1],
+            counts[-1] / grid.unit,
+            exemplars.get(each),
+        )
+        for each, counts in snapshot.counts.get(metric.name, {}).items()
+        for owner, values in _under_services(metric, each, snapshot)
+    ]
+    return HistogramFamily(metric.name, metric.help, grid.published, series)
