@@ -12,10 +12,11 @@ from tailwatch_tracing.runtime import Runtime
 
 
 class Clock:
-    """Nanoseconds that pass only when told to."""
+    """Nanoseconds of the wall and of this thread's CPU that pass only when told to."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000
+        self.cpu_ns = 1_000_000_000
 
     def __call__(self) -> int:
         return self.now_ns
@@ -23,12 +24,17 @@ class Clock:
     def advance(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
 
+    def burn(self, seconds: float) -> None:
+        self.advance(seconds)
+        self.cpu_ns += round(seconds * 1e9)
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Stands still unless told otherwise; a test without it runs on the real clock."""
     clock = Clock()
     monkeypatch.setattr(tailwatch_tracing.clock, "now_ns", clock)
+    monkeypatch.setattr(tailwatch_tracing.clock, "cpu_ns", lambda: clock.cpu_ns)
     return clock
 
 

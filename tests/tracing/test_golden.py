@@ -36,7 +36,7 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> str:
         with queue.enter():
             clock.advance(0.010)
         with stage("preprocess"):
-            clock.advance(0.030)
+            clock.burn(0.030)
         with stage("inference"):
             clock.advance(0.7 if incoming.path_params["model"] == "big" else 0.05)
         clock.advance(0.001)

@@ -19,8 +19,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import tailwatch_tracing.clock
-from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, stage, stages
-from tailwatch_tracing.stages import NO_UNIT, current_unit
+from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, shares, stage, units
+from tailwatch_tracing.units import NO_UNIT, current_unit
 from tests.tracing.asgi import App, nonzero, request
 from tests.tracing.conftest import Clock
 
@@ -91,7 +91,7 @@ def test_random_overlaps_are_credited_as_an_independent_sweep_does(
     """Nested, crossing, cut and touching intervals; also when the log is folded meanwhile."""
     rng = random.Random(seed)
     if seed % 3 == 0:
-        monkeypatch.setattr(stages, "_FOLD_AT", rng.choice((1, 2, 5)))
+        monkeypatch.setattr(units, "FOLD_AT", rng.choice((1, 2, 5)))
     begun: list[tuple[stage, str, int]] = []
     intervals: dict[int, Interval] = {}
     start = clock.now_ns
@@ -396,18 +396,18 @@ def test_a_stage_that_closed_after_the_end_was_read_adds_up(
 ) -> None:
     """As another thread may do: nothing is negative and nothing counted twice."""
     ours = service.service_named("s")
-    unit = stages.Unit(ours, 1_000)
+    unit = units.Unit(ours, 1_000)
     intervals = []
     for start, end in (*((1_000 + n, 1_010) for n in before), (1_050 + 100 * late_start, 1_180)):
         interval = stage("db")
         interval.start_ns, interval.end_ns = start, end
         intervals.append(interval)
     unit.log = intervals
-    end_ns = stages.credit_request(unit, 1_100, slow=0)
+    end_ns = shares.credit_request(unit, 1_100, slow=0)
     assert end_ns >= 1_100
-    shares = [ns for cells in ours.stages.cells.values() for ns in cells.exclusive.counts]
-    assert sum(shares) == end_ns - 1_000
-    assert min(shares) >= 0
+    credited = [ns for cells in ours.stages.cells.values() for ns in cells.exclusive.counts]
+    assert sum(credited) == end_ns - 1_000
+    assert min(credited) >= 0
     assert all(
         cells.wall.counts[-1] >= sum(cells.exclusive.counts) for cells in ours.stages.cells.values()
     )
@@ -551,20 +551,20 @@ def test_stages_that_end_elsewhere_leave_no_chain_behind() -> None:
             interval.__enter__()
             contextvars.copy_context().run(interval.__exit__, None, None, None)
 
-    def units() -> int:
+    def count() -> int:
         gc.collect()
-        return sum(type(thing) is stages._OutermostUnit for thing in gc.get_objects())
+        return sum(type(thing) is units.OutermostUnit for thing in gc.get_objects())
 
-    before = units()
+    before = count()
     context = contextvars.copy_context()
     context.run(worker)
-    assert units() - before <= 1
+    assert count() - before <= 1
 
 
 def test_a_forked_child_waits_for_none_of_its_parents_threads() -> None:
     queue = RequestQueue("q", service="s")
     cells = service.service_named("s").queues.get("q")
-    with cells.lock, service._lock, stages._folding:
+    with cells.lock, service._lock, units._folding:
         pid = os.fork()
         if pid == 0:
             signal.alarm(10)

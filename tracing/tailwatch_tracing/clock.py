@@ -1,9 +1,10 @@
-"""The one clock of requests, stages, queues and pauses.
+"""The clocks of requests, stages, queues and pauses: of the wall, and of this thread's CPU time.
 
-It is read as `clock.now_ns()` through this module, which costs a stage less than carrying it would,
-and lets a test set it for all of them at once.
+They are read as `clock.now_ns()` through this module, which costs a stage less than carrying them
+would, and lets a test set them for all of them at once.
 """
 
 from time import perf_counter_ns as now_ns
+from time import thread_time_ns as cpu_ns
 
-__all__ = ["now_ns"]
+__all__ = ["cpu_ns", "now_ns"]

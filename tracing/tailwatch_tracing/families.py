@@ -127,6 +127,13 @@ STAGE_SECONDS = Metric(
     row=("false", "true"),
     unit=NANOSECONDS,
 )
+STAGE_CPU = Metric(
+    "inference_stage_cpu_seconds_total",
+    "counter",
+    "Exclusive CPU time per stage, of intervals in which no other work can have run in the thread.",
+    ("stage",),
+    unit=NANOSECONDS,
+)
 
 QUEUE_DEPTH = Metric("inference_queue_depth", "gauge", "Requests waiting in a queue.", ("queue",))
 QUEUE_WAIT = Metric(

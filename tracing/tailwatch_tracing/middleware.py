@@ -13,7 +13,7 @@ from tailwatch_tracing.runtime import runtime
 from tailwatch_tracing.service import service_named
 from tailwatch_tracing.serving import answer_metrics
 from tailwatch_tracing.spans import SpanRecorder, are_configured
-from tailwatch_tracing.stages import current_unit
+from tailwatch_tracing.units import current_unit
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 

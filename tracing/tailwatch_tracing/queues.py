@@ -13,7 +13,7 @@ from tailwatch_tracing.service import (
     service_named,
     services,
 )
-from tailwatch_tracing.stages import NO_UNIT, current_unit
+from tailwatch_tracing.units import NO_UNIT, current_unit
 
 _unbound: list[RequestQueue] = []
 

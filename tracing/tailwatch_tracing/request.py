@@ -10,7 +10,8 @@ from tailwatch_tracing import clock
 from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS
 from tailwatch_tracing.families import EDGES_NS
 from tailwatch_tracing.routes import RouteTable, Scope
-from tailwatch_tracing.stages import Unit, credit_request
+from tailwatch_tracing.shares import credit_request
+from tailwatch_tracing.units import Unit
 
 if TYPE_CHECKING:
     from tailwatch_tracing.spans import RequestSpan

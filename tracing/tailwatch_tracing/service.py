@@ -45,11 +45,17 @@ class RouteCells:
 
 
 class StageCells:
-    """Wall time per interval, and exclusive nanoseconds of fast and of slow requests."""
+    """Wall time per interval, exclusive nanoseconds of fast and of slow requests, CPU time.
 
-    __slots__ = ("exclusive", "wall")
+    `cpu` is None until some is known for certain: 0 would mean that none was used.
+    """
+
+    __slots__ = ("_name", "_store", "cpu", "exclusive", "wall")
 
     def __init__(self, store: CellStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self.cpu: Cell | None = None
         self.wall = store.histogram(families.STAGE_DURATION, name)
         self.exclusive = store.counter(families.STAGE_SECONDS, name)
 
@@ -59,6 +65,14 @@ class StageCells:
         for index in range(len(counts)):
             counts[index] += other.wall.counts[index]
         self.exclusive.counts[slow] += other.exclusive.counts[0]
+        if other.cpu is not None:
+            self.add_cpu(other.cpu.counts[0])
+
+    def add_cpu(self, used_ns: int) -> None:
+        """Add CPU time."""
+        if self.cpu is None:
+            self.cpu = self._store.counter(families.STAGE_CPU, self._name)
+        self.cpu.counts[0] += used_ns
 
 
 class QueueCells:
@@ -108,6 +122,7 @@ class Service:
             families.SERIES_OVERFLOW, families.REQUEST_DURATION.name
         )
         self.spans: SpanRecorder | None = None
+        self.has_suspended_stages = False  # then CPU time is known if its requests are driven
         self._reporters: list[Callable[[], Iterable[Level]]] = []
 
     @property

@@ -1,0 +1,57 @@
+"""Functions that are timed at every call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def timed(
+    function: Function,
+    interval: Callable[[], AbstractContextManager[object]],
+    what: str,
+    run: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
+) -> Function:
+    """Return `function` with a new `interval()` around every call, sync or async.
+
+    Args:
+        function: A function, a method, or any callable.
+        interval: Makes what times one call.
+        what: What the caller wrote, for the message.
+        run: Through which the coroutine of an async function is awaited.
+
+    Raises:
+        TypeError: a generator function, whose call does not run it.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{what} cannot decorate the generator function {function.__qualname__}: "
+            f"use `with {what}:` inside it"
+        )
+    # An object whose class has an `async def __call__` is as good as a function.
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - not asked whether it can be called
+    ):
+
+        async def timed_call(*args: Any, **kwargs: Any) -> Any:
+            with interval():
+                return await function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def timed_coroutine(*args: Any, **kwargs: Any) -> Any:
+            call = timed_call(*args, **kwargs)
+            return await (call if run is None else run(call))
+
+        return cast("Function", timed_coroutine)
+
+    @functools.wraps(function)
+    def timed_function(*args: Any, **kwargs: Any) -> Any:
+        with interval():
+            return function(*args, **kwargs)
+
+    return cast("Function", timed_function)

@@ -1,0 +1,96 @@
+"""Units of work: what stages belong to, a request or an outermost stage outside any."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from tailwatch_tracing import clock
+from tailwatch_tracing.service import Service
+from tailwatch_tracing.shares import Folded, Swept, sweep
+
+if TYPE_CHECKING:
+    from tailwatch_tracing.stages import stage
+
+FOLD_AT = 1024
+
+
+class Unit:
+    """A piece of work that stages belong to: a request, or an outermost stage outside any.
+
+    `log` holds its intervals in order of opening, None before the first one and after the end.
+    """
+
+    __slots__ = ("folded", "is_open", "log", "service", "start_ns")
+
+    def __init__(self, service: Service, start_ns: int) -> None:
+        self.service = service
+        self.start_ns = start_ns
+        self.is_open = False
+        self.log: list[stage] | None = None
+        self.folded: Folded | None = None
+
+    def end(self, end_ns: int, slow: int) -> Swept:
+        """Credit the service with the unit's stages and return the sweep's result."""
+        log, self.log = self.log, None
+        self.is_open = False
+        if self.folded is None:
+            swept = (self.start_ns, -1, 0, 0, False)
+        else:
+            swept = self.folded.credit(self.service, slow)
+        return sweep(log or (), end_ns, swept, self.service.stages, slow)
+
+    def fold(self) -> None:
+        """Sum up the intervals so far, so that a unit of very many stages stays small."""
+        with _folding:
+            log = self.log
+            if log is not None and len(log) >= FOLD_AT:
+                if self.folded is None:
+                    self.folded = Folded(self.start_ns)
+                try:
+                    self.folded.add(log)
+                except Exception:  # as of a stage whose name cannot be a key
+                    self.service.note_error("stage")
+                    log.clear()
+
+
+_folding = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread may have held it at the fork."""
+    global _folding
+    _folding = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class OutermostUnit(Unit):
+    """The unit of an outermost stage outside any request."""
+
+    __slots__ = ("_previous",)
+
+    def __init__(self, service: Service, previous: Unit) -> None:
+        super().__init__(service, clock.now_ns())
+        self.is_open = True
+        # One that ended in another context was never taken back in this one: nothing leads to it.
+        self._previous: Unit = (
+            previous._previous if isinstance(previous, OutermostUnit) else previous
+        )
+
+    def finish(self, end_ns: int) -> None:
+        """End with the outermost stage."""
+        try:
+            self.end(end_ns, slow=0)
+        except Exception:
+            self.service.note_error("stage")
+        if current_unit.get() is self:  # not so in a generator that another task closes
+            current_unit.set(self._previous)
+
+
+NO_UNIT = Unit(Service("unnamed"), 0)
+"""Stands where there is no unit: never open, and without a log."""
+current_unit: ContextVar[Unit] = ContextVar("tailwatch_unit", default=NO_UNIT)
