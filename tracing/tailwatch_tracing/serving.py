@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.registry import CollectorRegistry
 
 from tailwatch_tracing.client_registry import render_registry
+from tailwatch_tracing.cuda import pending_times
 from tailwatch_tracing.exposition import Family, HistogramFamily, negotiate, render_families
 from tailwatch_tracing.page import Snapshot, families
 from tailwatch_tracing.queues import bind_idle_queues
@@ -42,6 +43,7 @@ def collect() -> list[Family | HistogramFamily]:
     """Return the families of all services of this process, each family once."""
     bind_idle_queues()
     snapshot = Snapshot()
+    pending_times.observe_finished()
     for service in services():
         service.snapshot_into(snapshot)
     runtime.snapshot_into(snapshot)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tailwatch_tracing import clock, cpu
 from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS, Capped, CellStore
+from tailwatch_tracing.cuda import PendingTimes, pending_times
 from tailwatch_tracing.families import EDGES_NS, STAGE_DURATION
 from tailwatch_tracing.service import STAGE_LIMIT, Service, StageCells
 
@@ -36,11 +37,13 @@ def sweep(
     swept: Swept,
     table: Capped[StageCells],
     slow: int,
+    pending: PendingTimes = pending_times,
 ) -> Swept:
     """Credit stages with the time since `swept` until `until_ns`, and return where that leaves it.
 
     `intervals` come in order of opening; one that has no end yet is cut. Every interval's wall time
-    is observed, and every instant is exclusive time of the interval opened last among those open.
+    is observed, the GPU's where it has one, and every instant is exclusive time of the interval
+    opened last among those open.
     """
     mark_ns, ingress_ns, between_ns, tail_ns, saw_inference = swept
     outer: list[tuple[StageCells, int]] = []  # open below the top one, with their ends
@@ -72,9 +75,14 @@ def sweep(
             tail_ns = 0
         top = table.get(interval.name)
         top_end_ns = interval.end_ns if 0 < interval.end_ns < until_ns else until_ns
-        top.wall.observe(top_end_ns - start_ns)
+        gpu = interval.gpu
         if interval.end_ns <= 0:
             cpu.stop(interval)
+            gpu = None  # another thread may be marking its end
+        if gpu is not None and gpu.is_timed:
+            pending.add(top.wall, gpu, top_end_ns - start_ns)
+        else:
+            top.wall.observe(top_end_ns - start_ns)
         if interval.cpu_ns > 0:
             top.add_cpu(interval.cpu_ns)
     while top is not None:
@@ -91,6 +99,7 @@ class Folded:
     def __init__(self, start_ns: int) -> None:
         self.swept: Swept = (start_ns, -1, 0, 0, False)
         self.count = 0
+        self._pending = PendingTimes()
         store = CellStore("")
         self._table: Capped[StageCells] = store.capped(
             STAGE_DURATION, STAGE_LIMIT, lambda name: StageCells(store, name)
@@ -102,7 +111,7 @@ class Folded:
         # Copies, because stages go on closing in other threads.
         intervals = [interval.copy() for interval in log]
         still_open = [i for i, interval in enumerate(intervals) if interval.end_ns <= 0]
-        self.swept = sweep(intervals, now_ns, self.swept, self._table, slow=0)
+        self.swept = sweep(intervals, now_ns, self.swept, self._table, 0, self._pending)
         for i in still_open:  # their wall time is observed once, at their end
             self._table.get(intervals[i].name).wall.forget(now_ns - intervals[i].start_ns)
         log[: len(intervals)] = [log[i] for i in still_open]
@@ -111,7 +120,9 @@ class Folded:
     def credit(self, service: Service, slow: int) -> Swept:
         """Add the sums to a service's cells, and return where the sweep goes on."""
         for name, cells in self._table.cells.items():
-            service.stages.get(name).add(cells, slow)
+            into = service.stages.get(name)
+            into.add(cells, slow)
+            self._pending.move(cells.wall, into.wall, pending_times)
         return self.swept
 
 
@@ -141,7 +152,8 @@ def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
             stop_ns = interval.end_ns
             gap_ns = start_ns - mark_ns
             wall_ns = stop_ns - start_ns
-            if gap_ns < 0 or wall_ns < 0:  # it overlaps the one before, or is open
+            # It overlaps the one before, is open, or its time may not be known yet.
+            if gap_ns < 0 or wall_ns < 0 or interval.gpu is not None:
                 swept = (mark_ns, ingress_ns, between_ns, tail_ns, saw_inference)
                 rest, swept = _rewind(unit, log, interval, swept, slow)
                 end_ns, ingress_ns, between_ns, tail_ns, saw_inference = sweep(

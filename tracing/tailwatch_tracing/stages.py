@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from tailwatch_tracing import clock, cpu, units
 from tailwatch_tracing.cpu import CpuClock, find_clock, here
+from tailwatch_tracing.cuda import GpuInterval
 from tailwatch_tracing.decorators import timed
 from tailwatch_tracing.service import default_service
 from tailwatch_tracing.units import NO_UNIT, OutermostUnit, current_unit
@@ -35,6 +36,12 @@ class stage:
     every instant counts as exclusive time of the one opened last. A stage that is open when its
     request ends is cut there. Outside a request the outermost stage is the unit of work, and its
     service is the first one of the process.
+
+    Args:
+        name: The label `stage`.
+        cuda: Observe the time that the GPU takes for the work launched on the current stream, in
+            place of the host's time for launching it. Exclusive seconds stay the host's. Without
+            torch, or before CUDA has begun, nothing changes.
     """
 
     __slots__ = (
@@ -44,6 +51,7 @@ class stage:
         "cpu_start_ns",
         "end_ns",
         "frame",
+        "gpu",
         "name",
         "outer",
         "start_ns",
@@ -56,8 +64,9 @@ class stage:
     outer: stage | None
     frame: FrameType | None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, cuda: bool = False) -> None:
         self.name = name
+        self.gpu = GpuInterval() if cuda else None
         self.start_ns = 0  # not entered
         self.end_ns = 0  # not left
         self.cpu_ns = 0  # above 0 only once it has ended, if it is certain
@@ -77,6 +86,8 @@ class stage:
         cpu_clock = here.clock or self._find_cpu_clock()
         self.start_ns = clock.now_ns()
         log.append(self)
+        if self.gpu is not None:
+            self._mark_gpu(self.gpu.begin)
         if cpu_clock is not None:
             self.cpu_clock = cpu_clock
             self.outer = cpu_clock.innermost
@@ -104,6 +115,8 @@ class stage:
                     outer.cpu_ns -= used_ns
             else:
                 self._stop_cpu()
+        if self.gpu is not None:
+            self._mark_gpu(self.gpu.end)
         self.end_ns = clock.now_ns()
 
     async def __aenter__(self) -> stage:
@@ -125,8 +138,8 @@ class stage:
         Raises:
             TypeError: a generator function, whose call does not run it.
         """
-        name = self.name
-        return timed(function, lambda: stage(name), f"stage({name!r})", cpu.drive)
+        name, cuda = self.name, self.gpu is not None
+        return timed(function, lambda: stage(name, cuda=cuda), f"stage({name!r})", cpu.drive)
 
     def copy(self) -> stage:
         """Return the interval as it is now."""
@@ -134,6 +147,7 @@ class stage:
         copy.start_ns = self.start_ns
         copy.end_ns = self.end_ns
         copy.cpu_ns = self.cpu_ns
+        copy.gpu = self.gpu
         return copy
 
     def _find_cpu_clock(self) -> CpuClock | None:
@@ -142,6 +156,12 @@ class stage:
         except Exception:  # as of an event loop of an unusual kind
             current_unit.get().service.note_error("stage")
             return None
+
+    def _mark_gpu(self, mark: Callable[[], None]) -> None:
+        try:
+            mark()
+        except Exception:  # as of a device that has failed, which the service will see for itself
+            current_unit.get().service.note_error("stage")
 
     def _stop_cpu(self) -> None:
         try:
@@ -177,6 +197,8 @@ class stage:
         was = self.end_ns
         if was < 0:
             self._stop_cpu()
+            if self.gpu is not None:
+                self._mark_gpu(self.gpu.end)
             self.end_ns = clock.now_ns()
         if was == _OUTERMOST:
             self._own_unit.finish(self.end_ns)
@@ -200,5 +222,5 @@ class _StandIn(stage):
     __slots__ = ("of",)
 
     def __init__(self, of: stage) -> None:
-        super().__init__(of.name)
+        super().__init__(of.name, cuda=of.gpu is not None)
         self.of = of
