@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import tailwatch_tracing.clock
-from tailwatch_tracing import queues, service, serving
+from tailwatch_tracing import middleware, queues, service, serving
+from tailwatch_tracing.cells import PRIVATE
 from tailwatch_tracing.runtime import Runtime
+from tailwatch_tracing.workers import Heart, Workers
 
 
 class Clock:
@@ -43,11 +45,18 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(service, "_services", {})
     monkeypatch.setattr(queues, "_unbound", [])
     monkeypatch.setattr(serving, "runtime", Runtime())
+    workers = Workers(serving.runtime)
+    monkeypatch.setattr(serving, "workers", workers)
+    monkeypatch.setattr(middleware, "workers", workers)
+    monkeypatch.setattr(service, "_memory", PRIVATE)
+    monkeypatch.setattr(Heart, "start", Heart.beat)  # once, and without the thread
     for name in (
         "CUDA_VISIBLE_DEVICES",
         "OTEL_SERVICE_NAME",
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        "PROMETHEUS_MULTIPROC_DIR",
+        "TAILWATCH_WORKERS_DIR",
     ):
         monkeypatch.delenv(name, raising=False)
     yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -23,7 +24,7 @@ from tests.tracing.conftest import Clock
 
 
 @pytest.fixture
-def page(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> str:
+def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setattr(service, "VERSION", "0.0.0")
     queue = RequestQueue("preprocess")
     started = asyncio.Event()
@@ -54,6 +55,7 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> str:
         slo_seconds=0.5,
         client_timeout_seconds=5,
         gpu_uuids=["GPU-11111111-2222-3333-4444-555555555555"],
+        workers_dir=tmp_path,
     )
 
     content_type = service.service_named("content-type")

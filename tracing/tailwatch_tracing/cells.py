@@ -53,13 +53,29 @@ class Counts(Protocol):
 Labels = tuple[str, ...]
 """Values of a metric's labels, those of a row left out."""
 
-Allocate = Callable[[str, str, Labels, int], Counts]
-"""Owner, metric, labels, how many integers -> that many zeros."""
+
+class Memory(Protocol):
+    """Where cells are allocated."""
+
+    def allocate(self, owner: str, metric: str, values: Labels, size: int, /) -> Counts:
+        """Return that many zeros for a cell."""
+        ...
+
+    def rename(self, old: str, new: str, /) -> None:
+        """Let an owner's cells go on under another name."""
+        ...
 
 
-def private_memory(owner: str, metric: str, values: Labels, size: int) -> Counts:
-    """Allocate in this process alone."""
-    return [0] * size
+class _PrivateMemory:
+    def allocate(self, owner: str, metric: str, values: Labels, size: int) -> Counts:
+        return [0] * size
+
+    def rename(self, old: str, new: str) -> None:
+        pass
+
+
+PRIVATE: Memory = _PrivateMemory()
+"""This process's alone."""
 
 
 class Cell:
@@ -109,9 +125,9 @@ class HistogramCell(Cell):
 class CellStore:
     """All cells of one owner, a service or the process, by metric and labels."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, memory: Memory = PRIVATE) -> None:
         self.owner = owner
-        self.allocate: Allocate = private_memory
+        self._memory = memory
         self.cells: dict[tuple[str, Labels], Cell] = {}
 
     def counter(self, metric: Metric, *values: str) -> Cell:
@@ -119,7 +135,8 @@ class CellStore:
         key = (metric.name, values)
         cell = self.cells.get(key)
         if cell is None:
-            counts = self.allocate(self.owner, metric.name, values, len(metric.row) or 1)
+            size = len(metric.row) or 1
+            counts = self._memory.allocate(self.owner, metric.name, values, size)
             cell = self.cells.setdefault(key, Cell(counts))
         return cell
 
@@ -130,7 +147,7 @@ class CellStore:
         cell = self.cells.get(key)
         if cell is None:
             edges = metric.grid.edges
-            counts = self.allocate(self.owner, metric.name, values, len(edges) + 2)
+            counts = self._memory.allocate(self.owner, metric.name, values, len(edges) + 2)
             cell = self.cells.setdefault(key, HistogramCell(counts, edges))
         assert isinstance(cell, HistogramCell)
         return cell
@@ -139,15 +156,22 @@ class CellStore:
         """Return a capped table whose overflow is counted under the metric's name."""
         return Capped(limit, make, self.counter(SERIES_OVERFLOW, metric.name))
 
-    def move(self, allocate: Allocate, *, carry: bool) -> None:
+    def rename(self, owner: str) -> None:
+        """Give all cells to another owner."""
+        self._memory.rename(self.owner, owner)
+        self.owner = owner
+
+    def move(self, memory: Memory, *, carry: bool) -> None:
         """Allocate every cell anew, with what it has counted or from zero."""
-        self.allocate = allocate
+        self._memory = memory
         for (name, values), cell in list(self.cells.items()):
-            counts = allocate(self.owner, name, values, len(cell.counts))
-            if carry:
+            before = cell.counts
+            cell.counts = counts = memory.allocate(self.owner, name, values, len(before))
+            if carry:  # added, as another thread may have counted already
                 for index in range(len(counts)):
-                    counts[index] = cell.counts[index]
-            cell.counts = counts
+                    counts[index] += before[index]
+            elif isinstance(cell, HistogramCell):
+                cell.exemplars = None
 
 
 Cached = TypeVar("Cached")

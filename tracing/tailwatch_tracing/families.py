@@ -184,6 +184,20 @@ EVENT_LOOP_LAG_MAX = Metric(
     across_workers="max",
     of_process=True,
 )
+GIL_WAIT = Metric(
+    "python_gil_wait_seconds_total",
+    "counter",
+    "Time that a thread which asks ten times a second waited for the interpreter's lock (GIL).",
+    unit=NANOSECONDS,
+    of_process=True,
+)
+GIL_WAIT_MAX = Metric(
+    "python_gil_wait_max_seconds",
+    "gauge",
+    "Longest such wait of the last 60 s.",
+    across_workers="max",
+    of_process=True,
+)
 GC_PAUSE = Metric(
     "python_gc_pause_seconds_total",
     "counter",
@@ -199,6 +213,106 @@ GC_PAUSE_MAX = Metric(
     of_process=True,
 )
 
+THREADPOOL_BUSY = Metric(
+    "python_threadpool_busy",
+    "gauge",
+    "Calls that a thread pool runs.",
+    ("pool",),
+    of_process=True,
+)
+THREADPOOL_LIMIT = Metric(
+    "python_threadpool_limit",
+    "gauge",
+    "Calls that a thread pool may run at once.",
+    ("pool",),
+    of_process=True,
+)
+THREADPOOL_WAITING = Metric(
+    "python_threadpool_waiting",
+    "gauge",
+    "Calls that wait for a thread.",
+    ("pool",),
+    of_process=True,
+)
+THREADPOOL_WAIT = Metric(
+    "python_threadpool_wait_seconds_total",
+    "counter",
+    "Time that calls waited for a thread.",
+    ("pool",),
+    unit=NANOSECONDS,
+    of_process=True,
+)
+WORKERS = Metric(
+    "python_workers",
+    "gauge",
+    "Workers of this service: configured as the server was told, alive as they serve now.",
+    ("state",),
+    across_workers="max",
+    of_process=True,
+)
+
+CGROUP_CPU_LIMIT = Metric(
+    "cgroup_cpu_limit_cores",
+    "gauge",
+    "CPU quota of this process's control group, or of the tightest above it.",
+    across_workers="max",
+    of_process=True,
+)
+CGROUP_CPU_USAGE = Metric(
+    "cgroup_cpu_usage_seconds_total",
+    "counter",
+    "CPU time of that group.",
+    of_process=True,
+)
+CGROUP_CPU_THROTTLED = Metric(
+    "cgroup_cpu_throttled_seconds_total",
+    "counter",
+    "Time that the group's threads stood still for its quota.",
+    of_process=True,
+)
+CGROUP_CPU_PERIODS = Metric(
+    "cgroup_cpu_periods_total",
+    "counter",
+    "Periods in which the group ran.",
+    of_process=True,
+)
+CGROUP_CPU_THROTTLED_PERIODS = Metric(
+    "cgroup_cpu_throttled_periods_total",
+    "counter",
+    "Periods in which the group was throttled.",
+    of_process=True,
+)
+
+CUDA_MEMORY = Metric(
+    "torch_cuda_memory_bytes",
+    "gauge",
+    "Device memory of PyTorch's allocator in this process; limit is its quota, where one is set.",
+    ("uuid", "kind"),
+    of_process=True,
+)
+CUDA_LARGEST_FREE_BLOCK = Metric(
+    "torch_cuda_largest_free_block_bytes",
+    "gauge",
+    "Largest block that the allocator has reserved and not given out.",
+    ("uuid",),
+    across_workers="max",
+    of_process=True,
+)
+CUDA_ALLOC_RETRIES = Metric(
+    "torch_cuda_alloc_retries_total",
+    "counter",
+    "Failed cudaMalloc calls after which the allocator emptied its cache and tried again.",
+    ("uuid",),
+    of_process=True,
+)
+CUDA_OOMS = Metric(
+    "torch_cuda_ooms_total",
+    "counter",
+    "Out-of-memory errors that the allocator raised.",
+    ("uuid",),
+    of_process=True,
+)
+
 BUILD_INFO = Metric(
     "tailwatch_build_info",
     "gauge",
@@ -211,7 +325,7 @@ ERRORS = Metric(
     "counter",
     "Errors of the instrumentation itself; none of them failed a request.",
     ("where",),
-    row=("request", "route", "metrics", "stage", "spans", "registry"),
+    row=("request", "route", "metrics", "stage", "spans", "registry", "workers"),
 )
 SERIES_OVERFLOW = Metric(
     "tailwatch_series_overflow_total",
@@ -225,6 +339,14 @@ SPANS_DROPPED = Metric(
     "Spans that were not delivered.",
     ("reason",),
     row=("export_failed", "queue_full", "stage_limit"),
+)
+WORKER_FILES_SKIPPED = Metric(
+    "tailwatch_worker_files_skipped_total",
+    "counter",
+    "Files of the workers directory that a scrape could not count, and refusals to write one.",
+    ("reason",),
+    row=("foreign", "torn", "unwritable", "version"),
+    of_process=True,
 )
 
 METRICS: dict[str, Metric] = {

@@ -14,6 +14,7 @@ from tailwatch_tracing.service import service_named
 from tailwatch_tracing.serving import answer_metrics
 from tailwatch_tracing.spans import SpanRecorder, are_configured
 from tailwatch_tracing.units import current_unit
+from tailwatch_tracing.workers import workers
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -40,8 +41,11 @@ class StageTimingMiddleware:
         exclude: Paths that are passed on uncounted.
         series_limit: Label sets per family; what comes after shares the route `__other__`.
         gpu_uuids: GPUs the service computes on; by default those of CUDA_VISIBLE_DEVICES.
+        workers_dir: A directory, best on a tmpfs, through which the workers of one service share
+            one page; by default that of TAILWATCH_WORKERS_DIR. The first one in a process decides.
 
     Raises:
+        OSError: the workers directory cannot be used; the message says why.
         ValueError, TypeError: an option out of its range; the message names it.
     """
 
@@ -58,6 +62,7 @@ class StageTimingMiddleware:
         exclude: Iterable[str] = PROBES,
         series_limit: int = DEFAULT_SERIES_LIMIT,
         gpu_uuids: Sequence[str] | None = None,
+        workers_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_options(service, metrics_path, exclude, series_limit, gpu_uuids)
         _check_positive("slo_seconds", slo_seconds)
@@ -76,10 +81,12 @@ class StageTimingMiddleware:
         if self._service.spans is None and are_configured(os.environ):
             self._service.spans = SpanRecorder(self._service)
         runtime.watch_collector()
+        workers.configure(service, workers_dir)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if scope["type"] != "http":
+            workers.serve()  # the first that a worker gets is its lifespan
             await self.app(scope, receive, send)
             return
         path = scope["path"]
@@ -118,6 +125,7 @@ class StageTimingMiddleware:
                 pass
 
     def _watch_loop(self) -> None:
+        workers.serve()
         try:
             runtime.watch_loop()
         except Exception:  # an event loop without timers

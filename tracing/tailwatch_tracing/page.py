@@ -20,7 +20,7 @@ PROCESS = ""
 
 
 class Level(NamedTuple):
-    """What a gauge is now."""
+    """What a gauge is now, or a counter that is kept elsewhere, as the kernel's."""
 
     metric: Metric
     values: Labels
@@ -85,6 +85,15 @@ class Snapshot:
                 )
 
 
+def is_published(name: str, values: Labels, size: int) -> bool:
+    """Return whether there is a metric with cells of this name, labels and size."""
+    metric = METRICS.get(name)
+    if metric is None or metric.kind == "gauge":
+        return False
+    expected = len(metric.row) or 1 if metric.grid is None else len(metric.grid.edges) + 2
+    return size == expected and len(values) == len(metric.labels) - bool(metric.row)
+
+
 def families(snapshot: Snapshot) -> Iterator[Family | HistogramFamily]:
     """Yield the families that have a sample, in the order of their declaration."""
     for metric in METRICS.values():
@@ -96,14 +105,8 @@ def families(snapshot: Snapshot) -> Iterator[Family | HistogramFamily]:
             continue
         if metric is OUTCOMES:
             samples = _outcomes(snapshot)
-        elif metric.kind == "counter":
-            samples = _counters(metric, snapshot)
         else:
-            samples = [
-                (label_text(metric, owner, values), value)
-                for series, value in snapshot.levels.get(metric.name, {}).items()
-                for owner, values in _under_services(metric, series, snapshot)
-            ]
+            samples = _counters(metric, snapshot) + _levels(metric, snapshot)
         if samples:
             yield Family(metric.name, metric.kind, metric.help, samples)
 
@@ -135,7 +138,8 @@ def _under_services(metric: Metric, series: Series, snapshot: Snapshot) -> Itera
 def _outcomes(snapshot: Snapshot) -> list[tuple[str, float]]:
     totals = {(service, outcome): 0 for service in snapshot.services for outcome in OUTCOMES.row}
     for (service, values), counts in snapshot.counts.get(REQUESTS.name, {}).items():
-        totals[service, values[-1]] += counts[0]
+        if (service, values[-1]) in totals:  # a newer worker may have another outcome
+            totals[service, values[-1]] += counts[0]
     return [
         (label_text(OUTCOMES, service, (outcome,)), total)
         for (service, outcome), total in totals.items()
@@ -151,6 +155,14 @@ def _counters(metric: Metric, snapshot: Snapshot) -> list[tuple[str, float]]:
                 text = label_text(metric, owner, label_values)
                 samples.append((text, count if metric.unit == 1 else count / metric.unit))
     return samples
+
+
+def _levels(metric: Metric, snapshot: Snapshot) -> list[tuple[str, float]]:
+    return [
+        (label_text(metric, owner, values), value)
+        for series, value in snapshot.levels.get(metric.name, {}).items()
+        for owner, values in _under_services(metric, series, snapshot)
+    ]
 
 
 def _histogram(metric: Metric, snapshot: Snapshot) -> HistogramFamily:

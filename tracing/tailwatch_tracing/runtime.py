@@ -15,38 +15,10 @@ from tailwatch_tracing import clock, families
 from tailwatch_tracing.cells import Cell, CellStore
 from tailwatch_tracing.page import PROCESS, Level, Snapshot
 
-WINDOW_SECONDS = 60
-_SLOT_SECONDS = 5
-
 _TICK_SECONDS = 0.02
 # Timers of an idle loop come up to a few milliseconds late: epoll counts in whole milliseconds.
 _NOISE_NS = 5_000_000
 _LOOK_AGAIN_NS = 1_000_000_000
-
-
-class WindowMaximum:
-    """The largest value of the last minute, to within a slot of 5 s; reading changes nothing."""
-
-    __slots__ = ("_slots",)
-
-    def __init__(self) -> None:
-        self._slots: dict[int, int] = {}
-
-    def note(self, value: int, now_ns: int) -> None:
-        """Take a value in, and drop the slots that have left the window."""
-        slot = now_ns // (_SLOT_SECONDS * 10**9)
-        if value > self._slots.get(slot, 0):
-            self._slots[slot] = value
-        for old in list(self._slots):
-            if old < slot - WINDOW_SECONDS // _SLOT_SECONDS:
-                self._slots.pop(old, None)
-
-    def read(self, now_ns: int) -> int:
-        """Return the largest value, 0 when the window is empty."""
-        oldest = now_ns // (_SLOT_SECONDS * 10**9) - WINDOW_SECONDS // _SLOT_SECONDS
-        return max(
-            (value for slot, value in list(self._slots.items()) if slot >= oldest), default=0
-        )
 
 
 class GarbageCollectorPauses:
@@ -135,16 +107,21 @@ class Runtime:
 
     def snapshot_into(self, snapshot: Snapshot) -> None:
         """Add the process's cells and levels."""
+        self.tell_stalls()
+        snapshot.add_store(self.store)
+        snapshot.add_levels(PROCESS, self.levels())
+
+    def tell_stalls(self) -> None:
+        """Count a stall that is under way before its end."""
         now_ns = clock.now_ns()
-        for watch in self._watches:  # a stall that is under way is told before its end
+        for watch in self._watches:
             overdue_ns = watch.overdue_ns(now_ns)
             if overdue_ns > watch.told_ns:
                 self._lost.counts[0] += overdue_ns - watch.told_ns
                 watch.told_ns = overdue_ns
-        snapshot.add_store(self.store)
-        snapshot.add_levels(PROCESS, self._levels())
 
-    def _levels(self) -> Iterator[Level]:
+    def levels(self) -> Iterator[Level]:
+        """Yield what the process's gauges are now."""
         now_ns = clock.now_ns()
         lag_ns = max([self.lag.read(now_ns), *(w.overdue_ns(now_ns) for w in self._watches)])
         yield Level(families.EVENT_LOOP_LAG_MAX, (), lag_ns / 1e9)

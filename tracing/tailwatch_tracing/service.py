@@ -10,7 +10,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from tailwatch_tracing import clock, families
-from tailwatch_tracing.cells import OVERFLOW, Capped, Cell, CellStore, snap_to_grid
+from tailwatch_tracing.cells import (
+    OVERFLOW,
+    PRIVATE,
+    Capped,
+    Cell,
+    CellStore,
+    Memory,
+    snap_to_grid,
+)
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT
 from tailwatch_tracing.gpus import visible_gpu_uuids
 from tailwatch_tracing.page import Level, Snapshot
@@ -97,7 +105,7 @@ class Service:
     """Everything one service counts. One per name in a process, whatever asks for it again."""
 
     def __init__(self, name: str) -> None:
-        self.store = store = CellStore(name)
+        self.store = store = CellStore(name, _memory)
         self.slo_seconds: float | None = None
         self.slo_ns: int | None = None
         self.client_timeout_seconds: float | None = None
@@ -132,8 +140,7 @@ class Service:
 
     def rename(self, name: str) -> None:
         """Go on under another name."""
-        self.store.owner = name
-        self.store.move(self.store.allocate, carry=True)
+        self.store.rename(name)
 
     def configure(
         self,
@@ -206,11 +213,15 @@ class Service:
         """Add the service's cells and levels."""
         snapshot.add_service(self.name)
         snapshot.add_store(self.store)
-        snapshot.add_levels(self.name, self._levels())
-        for reporter in self._reporters:
-            snapshot.add_levels(self.name, reporter())
+        snapshot.add_levels(self.name, self.levels())
 
-    def _levels(self) -> Iterator[Level]:
+    def levels(self) -> Iterator[Level]:
+        """Yield what the service's gauges are now."""
+        yield from self._own_levels()
+        for reporter in self._reporters:
+            yield from reporter()
+
+    def _own_levels(self) -> Iterator[Level]:
         yield Level(families.IN_FLIGHT, (), len(self.in_flight))
         yield Level(families.OLDEST_IN_FLIGHT, (), self._oldest_seconds())
         for name, cells in list(self.queues.cells.items()):
@@ -236,6 +247,7 @@ class Service:
             return max(0, clock.now_ns() - oldest.start_ns) / 1e9
 
 
+_memory = PRIVATE
 _services: dict[str, Service] = {}
 _NAMELESS = ""  # the key of what has counted before any service was named
 _lock = threading.Lock()
@@ -272,6 +284,12 @@ def default_service() -> Service:
 def services() -> list[Service]:
     """Return the process's services in the order they were made."""
     return list(_services.values())
+
+
+def use_memory(memory: Memory) -> None:
+    """Let services that are made from now on count there."""
+    global _memory
+    _memory = memory
 
 
 def _nanoseconds(seconds: float | None) -> int | None:

@@ -24,6 +24,8 @@ from tailwatch_tracing.request import Message, Receive, Send
 from tailwatch_tracing.routes import Scope
 from tailwatch_tracing.runtime import runtime
 from tailwatch_tracing.service import default_service, service_named, services
+from tailwatch_tracing.worker_processes import registry_of_workers
+from tailwatch_tracing.workers import workers
 
 _HANDLER_TIMEOUT_SECONDS = 10
 
@@ -40,19 +42,20 @@ def render_metrics(accept: str | None = None) -> tuple[bytes, str]:
 
 
 def collect() -> list[Family | HistogramFamily]:
-    """Return the families of all services of this process, each family once."""
+    """Return the families of all services of this process and its siblings, each family once."""
     bind_idle_queues()
     snapshot = Snapshot()
     pending_times.observe_finished()
     for service in services():
         service.snapshot_into(snapshot)
+    workers.snapshot_into(snapshot)
     runtime.snapshot_into(snapshot)
     return list(families(snapshot))
 
 
 def _registered(registry: CollectorRegistry, openmetrics: bool) -> bytes:
     try:
-        return render_registry(registry, openmetrics)
+        return render_registry(registry_of_workers(registry, workers.numbered()), openmetrics)
     except Exception:  # somebody else's collector must not take our families with it
         default_service().note_error("registry")
         return b""

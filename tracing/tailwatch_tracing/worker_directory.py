@@ -1,0 +1,447 @@
+"""The directory that the workers of one service share: who lives, and what the dead have counted.
+
+Reading takes no lock, so that a scrape never waits for a worker that hangs. The counts of the dead
+are moved into one archive under a lock, which whoever finds it taken leaves to the other.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import fcntl
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from tailwatch_tracing.cells import OVERFLOW
+from tailwatch_tracing.worker_file import (
+    NO_NUMBER,
+    NOT_SERVING,
+    Cells,
+    Identity,
+    Key,
+    Unreadable,
+    WorkerFile,
+    frozen,
+    new_token,
+)
+
+_ARCHIVED_SERIES = 10_000  # label sets of a metric; workers that differ in them come and go
+_UNFINISHED_SECONDS = 60
+_TRIES = 5
+
+_ARCHIVE = "archive"
+_LOCK = "lock"
+_PORT_PREFIX = "port-"
+_CELLS, _LEVELS, _NEW, _BROKEN = ".cells", ".levels", ".new", ".broken"
+
+
+class Worker(NamedTuple):
+    """A live process that serves; `number` is NO_NUMBER until it has one."""
+
+    number: int
+    pid: int
+    token: str
+    levels: Path
+
+
+class Reading:
+    """What the directory had."""
+
+    def __init__(self, archive_token: str | None) -> None:
+        self.archive_token = archive_token
+        self.counts: list[tuple[Key, list[int]]] = []
+        self.workers: list[Worker] = []
+        self.skipped: list[Unreadable] = []
+        self.has_dead = False
+
+
+class _State(enum.Enum):
+    ALIVE = enum.auto()
+    DEAD = enum.auto()
+    OF_AN_EARLIER_BOOT = enum.auto()
+    ELSEWHERE = enum.auto()  # alive in another container
+
+
+class WorkerDirectory:
+    """`<root>/service=<name>`, made for this user alone.
+
+    Args:
+        root: A directory that is there or can be made; a tmpfs is best.
+        service: Services that share a root do not meet.
+        proc: Where procfs is.
+    """
+
+    def __init__(self, root: Path, service: str, proc: Path = Path("/proc")) -> None:
+        self.path = root.absolute() / f"service={quote(service, safe='')}"
+        self._proc = proc
+        self._boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        self._namespace = os.stat(proc / "self/ns/pid").st_ino
+        self._known: dict[str, Cells] = {}
+        self._archive: _Archive | None = None
+        self._reading = threading.Lock()
+        self._lock_fd = -1
+
+    def check(self) -> None:
+        """Make sure that the directory can be used, without making it.
+
+        Raises:
+            OSError: it cannot; the message says why.
+        """
+        place = self.path
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            raise NotADirectoryError(f"workers directory {self.path}: {place} is not a directory")
+        if place == self.path:
+            self._check_owner()
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(f"workers directory {self.path}: {place} is not writable")
+
+    def join(self) -> WorkerFile:
+        """Return a new file for this process.
+
+        Raises:
+            OSError: the directory or the file cannot be made.
+        """
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._check_owner()
+        pid = os.getpid()
+        start = process_start(self._proc, pid)
+        if start is None:
+            raise OSError(f"workers directory {self.path}: {self._proc}/{pid}/stat is unreadable")
+        identity = Identity(new_token(), self._boot, self._namespace, pid, start)
+        return WorkerFile(self.path / f"worker-{pid}-{identity.token}{_CELLS}", identity)
+
+    def levels_path(self, file: WorkerFile) -> Path:
+        """Return where a worker's levels are."""
+        return file.path.with_suffix(_LEVELS)
+
+    def port_path(self, address: str, port: int) -> Path:
+        """Return the file that whoever serves on the port holds locked."""
+        return self.path / f"{_PORT_PREFIX}{quote(address, safe='')}-{port}"
+
+    def read(self, own: WorkerFile | None) -> Reading:
+        """Read everything but the counts of `own`.
+
+        The dead's counts are in their file or in the archive. Between the two only a new archive
+        stands: with it the reading is done anew, so that no count is missed or taken twice.
+        """
+        tries = 0
+        while True:
+            with self._reading:
+                reading = self._read_once(own)
+            tries += 1
+            if tries == _TRIES or self._archive_token()[0] == reading.archive_token:
+                return reading
+
+    def workers(self) -> list[Worker]:
+        """Return the live processes that serve, by number; what cannot be read is left out."""
+        workers: list[Worker] = []
+        for name in self._names():
+            if name.endswith(_CELLS):
+                with suppress(Unreadable, FileNotFoundError):
+                    cells = Cells(self.path / name)
+                    if self._state(cells) is _State.ALIVE:
+                        _add_worker(workers, cells, cells.number())
+        return sorted(workers)
+
+    def number(self, own: WorkerFile) -> None:
+        """Give `own` the lowest number that no live worker has, unless others are at it now.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        own.number = NO_NUMBER
+        with self._locked() as is_ours:
+            if is_ours:
+                taken = {worker.number for worker in self.workers()}
+                own.number = min(set(range(len(taken) + 1)) - taken)
+
+    def compact(self) -> None:
+        """Move what the dead have counted into the archive, and remove their files.
+
+        The archive names the files whose counts it has. Its renaming is the one moment at which
+        they pass over: whoever is killed before leaves all as it was, whoever is killed after
+        leaves files that nobody counts any more and the next one removes.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        with self._locked() as is_ours:
+            if is_ours:
+                self._merge_dead()
+                self._sweep_leftovers()
+
+    def in_child(self) -> WorkerDirectory:
+        """Return the same for a forked child.
+
+        A lock of the directory that another thread of the parent held is left to the parent.
+        """
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+        child = copy.copy(self)
+        child._known = {}
+        child._reading = threading.Lock()
+        child._lock_fd = -1
+        return child
+
+    def _check_owner(self) -> None:
+        about = os.stat(self.path)
+        if about.st_uid != os.geteuid():
+            raise PermissionError(
+                f"workers directory {self.path}: it belongs to user {about.st_uid}, "
+                f"expected {os.geteuid()}"
+            )
+        if about.st_mode & 0o022:
+            raise PermissionError(
+                f"workers directory {self.path}: its mode is {about.st_mode & 0o777:o}, "
+                "expected that only its owner can write, as 700"
+            )
+
+    def _read_once(self, own: WorkerFile | None) -> Reading:
+        token, wrong = self._archive_token()
+        archive = self._archive
+        if archive is None or archive.token != token:
+            archive, wrong = self._read_archive()
+            self._archive = archive
+        reading = Reading(archive.token if archive else None)
+        reading.skipped += archive.wrong if archive else wrong
+        reading.counts += archive.counts if archive else ()
+        absorbed = archive.absorbed if archive else ()
+        names = self._names()
+        self._known = {name: self._known[name] for name in names if name in self._known}
+        for name in names:
+            if not name.endswith(_CELLS):
+                if not _is_ours(name):
+                    path = self.path / name
+                    reading.skipped.append(Unreadable(path, "foreign", "not a worker's file"))
+                continue
+            try:
+                cells = self._cells(name)
+                token = cells.identity.token
+                if own is not None and token == own.identity.token:
+                    _add_worker(reading.workers, cells, own.number)
+                elif token not in absorbed:
+                    self._add(reading, cells)
+            except Unreadable as error:
+                reading.skipped.append(error)
+            except FileNotFoundError:  # compacted just now: there is another archive
+                continue
+        return reading
+
+    def _add(self, reading: Reading, cells: Cells) -> None:
+        state = self._state(cells)
+        if state is _State.ELSEWHERE:
+            reason = "its process lives in another pid namespace"
+            raise Unreadable(cells.path, "foreign", reason)
+        if state is not _State.ALIVE:
+            reading.has_dead = True
+        if state is not _State.OF_AN_EARLIER_BOOT:
+            number, counts = cells.read()
+            reading.counts += zip(cells.keys, counts, strict=True)
+            if state is _State.ALIVE:
+                _add_worker(reading.workers, cells, number)
+            if cells.is_torn:
+                raise Unreadable(cells.path, "torn", "a record is damaged; those before it count")
+
+    def _archive_token(self) -> tuple[str | None, list[Unreadable]]:
+        """Return which archive there is, None without one of this boot, and what is wrong."""
+        try:
+            identity = Cells(self.path / _ARCHIVE).identity
+        except FileNotFoundError:
+            return None, []
+        except Unreadable as error:
+            return None, [error]
+        return (identity.token if identity.boot == self._boot else None), []
+
+    def _read_archive(self) -> tuple[_Archive | None, list[Unreadable]]:
+        token, wrong = self._archive_token()
+        if token is None:
+            return None, wrong
+        try:
+            cells = Cells(self.path / _ARCHIVE)
+            _, counts = cells.read()
+        except Unreadable as error:
+            return None, [error]
+        if cells.is_torn:
+            wrong = [Unreadable(cells.path, "torn", "a record is damaged; those before it count")]
+        pairs = list(zip(cells.keys, counts, strict=True))
+        return _Archive(cells.identity.token, cells.absorbed, pairs, wrong), wrong
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return []
+
+    def _cells(self, name: str) -> Cells:
+        cells = self._known.get(name)
+        if cells is None:
+            cells = self._known[name] = Cells(self.path / name)
+        return cells
+
+    def _state(self, cells: Cells) -> _State:
+        identity = cells.identity
+        if identity.boot != self._boot:
+            return _State.OF_AN_EARLIER_BOOT
+        if not is_locked(cells.path):
+            return _State.DEAD
+        if identity.namespace != self._namespace:
+            return _State.ELSEWHERE
+        # The lock alone would take a process for alive whose child has kept its descriptors.
+        if process_start(self._proc, identity.pid) != identity.start:
+            return _State.DEAD
+        return _State.ALIVE
+
+    def _merge_dead(self) -> None:
+        archive, wrong = self._read_archive()
+        sums = _Sums()
+        if archive is not None:
+            sums.add(archive.counts)
+        merged: list[Cells] = []
+        for name in self._names():
+            if not name.endswith(_CELLS):
+                continue
+            path = self.path / name
+            with suppress(FileNotFoundError):
+                try:
+                    cells = Cells(path)
+                    state = self._state(cells)
+                    if state is _State.OF_AN_EARLIER_BOOT or (
+                        archive is not None and cells.identity.token in archive.absorbed
+                    ):
+                        self._remove(path)
+                    elif state is _State.DEAD:
+                        _, counts = cells.read()
+                        sums.add(zip(cells.keys, counts, strict=True))
+                        merged.append(cells)
+                except Unreadable as error:
+                    if error.reason == "version" and not is_locked(path):
+                        self._remove(path)
+        if not merged:
+            return
+        if wrong and archive is None:  # kept once, for whoever wants to look into it
+            os.replace(self.path / _ARCHIVE, self.path / f"{_ARCHIVE}{_BROKEN}")
+        identity = Identity(new_token(), self._boot, self._namespace, 0, 0)
+        unfinished = self.path / f"{_ARCHIVE}{_NEW}"
+        tokens = [cells.identity.token for cells in merged]
+        unfinished.write_bytes(frozen(identity, tokens, sums.items()))
+        os.replace(unfinished, self.path / _ARCHIVE)
+        for cells in merged:
+            self._remove(cells.path)
+
+    def _sweep_leftovers(self) -> None:
+        """Remove what was begun by a process that is dead, and levels without a worker."""
+        for name in self._names():
+            path = self.path / name
+            with suppress(FileNotFoundError):
+                if name.startswith("worker-") and path.suffix in (_LEVELS, _NEW):
+                    age = time.time() - path.stat().st_mtime
+                    if age > _UNFINISHED_SECONDS and not (
+                        path.with_suffix(_CELLS).exists() or is_locked(path)
+                    ):
+                        path.unlink()
+
+    def _remove(self, path: Path) -> None:
+        for each in (path.with_suffix(_LEVELS), path):
+            each.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the directory's lock if nobody else does; say whether that is so."""
+        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd = fd
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor, too
+        finally:
+            self._lock_fd = -1
+            os.close(fd)
+
+
+class _Archive(NamedTuple):
+    token: str
+    absorbed: frozenset[str]
+    counts: list[tuple[Key, list[int]]]
+    wrong: list[Unreadable]
+
+
+class _Sums:
+    """Counts of the dead by cell, with a bound on how many cells a metric has."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Key, int], list[int]] = {}
+        self._cells: Counter[tuple[str, str]] = Counter()
+
+    def add(self, cells: Iterable[tuple[Key, list[int]]]) -> None:
+        """Add every cell, or to `__other__` where a metric has too many."""
+        for key, counts in cells:
+            size = len(counts)  # of another version it may differ: kept apart for that one
+            if (key, size) not in self._counts:
+                family = (key.metric, key.owner)
+                if self._cells[family] >= _ARCHIVED_SERIES and key.values:
+                    key = key._replace(values=(OVERFLOW, *key.values[1:]))
+                self._cells[family] += 1
+            known = self._counts.get((key, size))
+            self._counts[key, size] = (
+                counts if known is None else [a + b for a, b in zip(known, counts, strict=True)]
+            )
+
+    def items(self) -> Iterator[tuple[Key, list[int]]]:
+        """Yield the cells with their counts."""
+        for (key, _), counts in self._counts.items():
+            yield key, counts
+
+
+def process_start(proc: Path, pid: int) -> int | None:
+    """Return when a process began, in clock ticks since boot; None if there is none.
+
+    Source: proc_pid_stat(5), field 22; the name in parentheses may hold anything.
+    """
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+        return int(stat.rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the file locked."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _add_worker(workers: list[Worker], cells: Cells, number: int) -> None:
+    if number != NOT_SERVING:
+        identity = cells.identity
+        levels = cells.path.with_suffix(_LEVELS)
+        workers.append(Worker(number, identity.pid, identity.token, levels))
+
+
+def _is_ours(name: str) -> bool:
+    return (
+        name in (_LOCK, _ARCHIVE, _ARCHIVE + _NEW, _ARCHIVE + _BROKEN)
+        or name.startswith(_PORT_PREFIX)
+        or (name.startswith("worker-") and name.endswith((_LEVELS, _NEW)))
+    )
