@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import tailwatch_tracing.clock
-from tailwatch_tracing import middleware, queues, service, serving
+from tailwatch_tracing import middleware, queues, runtime, service, serving
 from tailwatch_tracing.cells import PRIVATE
 from tailwatch_tracing.runtime import Runtime
 from tailwatch_tracing.workers import Heart, Workers
@@ -44,7 +45,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(service, "_services", {})
     monkeypatch.setattr(queues, "_unbound", [])
-    monkeypatch.setattr(serving, "runtime", Runtime())
+    process = Runtime(root=Path("/dev/null"))  # without a control group
+    monkeypatch.setattr(serving, "runtime", process)
+    monkeypatch.setattr(runtime, "runtime", process)
     workers = Workers(serving.runtime)
     monkeypatch.setattr(serving, "workers", workers)
     monkeypatch.setattr(middleware, "workers", workers)

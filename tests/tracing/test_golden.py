@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,15 @@ from starlette.routing import Route
 from tailwatch_stack.native.binaries import locate
 from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, serving, stage
 from tailwatch_tracing.exposition import render_families
+from tailwatch_tracing.runtime import watch_largest_free_block, watch_threadpool
 from tailwatch_tracing.serving import collect
 from tailwatch_tracing.spans import SpanRecorder
+from tailwatch_tracing.torch_memory import TorchMemory
 from tests.tracing.asgi import Exchange, http_scope, request
 from tests.tracing.conftest import Clock
+from tests.tracing.fake_torch import GIB, FakeCuda, memory_stats, segment, torch_with
+
+CONTAINER = Path(__file__).parents[1] / "fixtures/cgroup/container"
 
 
 @pytest.fixture
@@ -69,15 +76,53 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         await started.wait()
         clock.advance(1.5)
         serving.runtime.note_lag(250_000_000, clock())
+        serving.runtime.gil.note(90_000_000, 15_000_000, clock())
         serving.runtime.collector.on_collection("start", {})
         clock.advance(0.3)
         serving.runtime.collector.on_collection("stop", {})
-        text = render_families(collect()).decode()
+        with ThreadPoolExecutor(1) as executor:
+            wait_for_a_thread(watch_threadpool(executor, "decode"), clock)
+            text = render_families(collect()).decode()
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
         return text
 
+    serving.runtime.root = CONTAINER
+    serving.runtime.torch_memory = TorchMemory(serving.runtime.store, lambda: torch_with(cuda()))
+    watch_largest_free_block()
     return asyncio.run(main())
+
+
+def wait_for_a_thread(executor: ThreadPoolExecutor, clock: Clock) -> None:
+    """Let one call run to its end, while another waits 0.2 s for its thread."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    calls = [executor.submit(work), executor.submit(clock)]
+    begun.wait(10)
+    clock.advance(0.2)
+    go_on.set()
+    for call in calls:
+        call.result(10)
+
+
+def cuda() -> FakeCuda:
+    device = FakeCuda(
+        memory_stats(
+            allocated=9 * GIB,
+            reserved=11 * GIB,
+            active=9 * GIB,
+            inactive_split=GIB,
+            retries=2,
+            ooms=1,
+        )
+    )
+    device.fraction = 0.5
+    device.segments = [segment(0, ("inactive", GIB // 2), ("active_allocated", GIB))]
+    return device
 
 
 def test_service_page(golden: Callable[[str, str], None], page: str) -> None:

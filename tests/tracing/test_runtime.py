@@ -13,8 +13,9 @@ from starlette.responses import PlainTextResponse
 
 from tailwatch_tracing import StageTimingMiddleware, middleware, serving
 from tailwatch_tracing.page import Snapshot
-from tailwatch_tracing.runtime import WINDOW_SECONDS, Runtime, WindowMaximum
+from tailwatch_tracing.runtime import Runtime
 from tailwatch_tracing.service import service_named
+from tailwatch_tracing.window import WINDOW_SECONDS, WindowMaximum
 from tests.tracing.asgi import request, values
 from tests.tracing.conftest import Clock
 
@@ -164,12 +165,10 @@ def test_pauses_are_summed_and_their_maximum_kept(clock: Clock) -> None:
 
 def test_a_forked_child_forgets_the_loops_of_its_parent() -> None:
     async def main() -> int:
-        from tailwatch_tracing.runtime import runtime
-
-        runtime.watch_loop()
+        serving.runtime.watch_loop()
         pid = os.fork()
         if pid == 0:
-            os._exit(len(runtime._watches))
+            os._exit(len(serving.runtime._watches))
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     assert asyncio.run(main()) == 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailwatch_tracing.middleware import StageTimingMiddleware
     from tailwatch_tracing.queues import RequestQueue
+    from tailwatch_tracing.runtime import watch_largest_free_block, watch_threadpool
     from tailwatch_tracing.serving import metrics_app, render_metrics, serve_metrics
     from tailwatch_tracing.stages import stage
 
@@ -18,6 +19,8 @@ __all__ = [
     "render_metrics",
     "serve_metrics",
     "stage",
+    "watch_largest_free_block",
+    "watch_threadpool",
 ]
 
 _MODULES = {
@@ -27,6 +30,8 @@ _MODULES = {
     "render_metrics": "serving",
     "serve_metrics": "serving",
     "stage": "stages",
+    "watch_largest_free_block": "runtime",
+    "watch_threadpool": "runtime",
 }
 
 

@@ -127,8 +127,8 @@ def label_text(metric: Metric, owner: str, values: Labels) -> str:
     return text
 
 
-def _under_services(metric: Metric, series: Series, snapshot: Snapshot) -> Iterator[Series]:
-    if not metric.of_process:
+def _under_services(series: Series, snapshot: Snapshot) -> Iterator[Series]:
+    if series.owner != PROCESS:
         yield series
         return
     for service in snapshot.services:
@@ -149,7 +149,7 @@ def _outcomes(snapshot: Snapshot) -> list[tuple[str, float]]:
 def _counters(metric: Metric, snapshot: Snapshot) -> list[tuple[str, float]]:
     samples: list[tuple[str, float]] = []
     for series, counts in snapshot.counts.get(metric.name, {}).items():
-        for owner, values in _under_services(metric, series, snapshot):
+        for owner, values in _under_services(series, snapshot):
             for value, count in zip(metric.row or (None,), counts, strict=True):
                 label_values = values if value is None else (*values, value)
                 text = label_text(metric, owner, label_values)
@@ -161,7 +161,7 @@ def _levels(metric: Metric, snapshot: Snapshot) -> list[tuple[str, float]]:
     return [
         (label_text(metric, owner, values), value)
         for series, value in snapshot.levels.get(metric.name, {}).items()
-        for owner, values in _under_services(metric, series, snapshot)
+        for owner, values in _under_services(series, snapshot)
     ]
 
 
@@ -177,6 +177,6 @@ def _histogram(metric: Metric, snapshot: Snapshot) -> HistogramFamily:
             exemplars.get(each),
         )
         for each, counts in snapshot.counts.get(metric.name, {}).items()
-        for owner, values in _under_services(metric, each, snapshot)
+        for owner, values in _under_services(each, snapshot)
     ]
     return HistogramFamily(metric.name, metric.help, grid.published, series)
