@@ -24,6 +24,7 @@ from tailwatch_tracing.request import Message, Receive, Send
 from tailwatch_tracing.routes import Scope
 from tailwatch_tracing.runtime import runtime
 from tailwatch_tracing.service import default_service, service_named, services
+from tailwatch_tracing.worker_ports import PortLease
 from tailwatch_tracing.worker_processes import registry_of_workers
 from tailwatch_tracing.workers import workers
 
@@ -162,25 +163,97 @@ class _PageServer6(_PageServer):
 
 
 class MetricsServer:
-    """A running server of the page; `port` is the one it listens on."""
+    """A server of the page on a port of its own; `port` is the one it listens on.
 
-    def __init__(self, server: ThreadingHTTPServer) -> None:
-        self._server = server
-        self.port: int = server.server_address[1]
+    Of several workers that share a page one listens, and another takes over when that one dies.
+    """
+
+    def __init__(
+        self, port: int, bind: Callable[[], ThreadingHTTPServer], lease: PortLease | None
+    ) -> None:
+        self.port = port
+        self._bind = bind
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+        self._stop_waiting: Callable[[], None] | None = None
+        if lease is None or lease.take():
+            try:
+                self._listen()
+            except OSError:
+                if lease is not None:
+                    lease.release()
+                raise
+        else:
+            self._stop_waiting = workers.at_every_beat(self._take_over)
+        _metrics_servers.append(self)
+
+    def close(self) -> None:
+        """Stop listening, or waiting to; returns when the port is free of us."""
+        with self._lock:
+            if self._stop_waiting is not None:
+                self._stop_waiting()
+                self._stop_waiting = None
+            if self._server is not None and self._thread is not None:
+                self._server.shutdown()
+                self._server.server_close()
+                self._thread.join()
+                self._server = None
+            if self._lease is not None:
+                self._lease.release()
+            if self in _metrics_servers:
+                _metrics_servers.remove(self)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close what is the parent's, so that a sibling can take it over."""
+        self._lock = threading.Lock()
+        self._stop_waiting = None
+        if self._server is not None:
+            self._server.socket.close()
+            self._server = None
+        if self._lease is not None:
+            self._lease.leave_to_parent()
+
+    def _listen(self) -> None:
+        self._server = server = self._bind()
+        self.port = server.server_address[1]
         self._thread = threading.Thread(
             target=server.serve_forever, name="tailwatch-metrics-server", daemon=True
         )
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop listening; returns when the port is free."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def _take_over(self) -> None:
+        with self._lock:
+            if self._stop_waiting is None or self._lease is None or not self._lease.take():
+                return
+            try:
+                self._listen()
+            except OSError:  # another program was faster, or the port is not free yet
+                self._lease.release()
+            else:
+                self._stop_waiting()
+                self._stop_waiting = None
+
+
+_metrics_servers: list[MetricsServer] = []
+
+
+def _leave_ports_to_parent() -> None:
+    for server in _metrics_servers:
+        server.leave_to_parent()
+    _metrics_servers.clear()
+
+
+os.register_at_fork(after_in_child=_leave_ports_to_parent)
 
 
 def serve_metrics(
-    port: int, address: str = "127.0.0.1", *, service: str | None = None
+    port: int,
+    address: str = "127.0.0.1",
+    *,
+    service: str | None = None,
+    workers_dir: str | os.PathLike[str] | None = None,
 ) -> MetricsServer:
     """Serve the page at /metrics on its own thread and port, whatever the event loop does.
 
@@ -191,18 +264,26 @@ def serve_metrics(
         port: TCP port, 0 for a free one.
         address: Where to listen; loopback by default, as the page has no authentication.
         service: The label `service` of a process without the middleware.
+        workers_dir: As the middleware's. A port on which a sibling serves already is no error then:
+            this process takes it over when the sibling dies.
 
     Raises:
-        OSError: the port cannot be had; the message names it.
+        OSError: the port cannot be had, or the workers directory not used; the message names it.
     """
     if service is not None:
         service_named(service)
-    runtime.watch_collector()
+    runtime.watch_process()
+    workers.configure(service, workers_dir)
+    workers.serve()
     server_class = _PageServer6 if ":" in address else _PageServer
-    try:
-        server = server_class((address, port), _PageHandler)
-    except OSError as error:
-        raise OSError(
-            error.errno, f"metrics port {address}:{port} cannot be had: {error.strerror}"
-        ) from None
-    return MetricsServer(server)
+
+    def bind() -> ThreadingHTTPServer:
+        try:
+            return server_class((address, port), _PageHandler)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"metrics port {address}:{port} cannot be had: {error.strerror}"
+            ) from None
+
+    path = workers.port_path(address, port) if port else None
+    return MetricsServer(port, bind, None if path is None else PortLease(path))

@@ -104,7 +104,7 @@ class WorkerFile:
             self._number = self._words[_NUMBER_WORD : _NUMBER_WORD + 1]
             os.rename(unfinished, path)
         except OSError:
-            self.close_inherited()
+            self.close()
             os.unlink(unfinished)
             raise
 
@@ -134,8 +134,11 @@ class WorkerFile:
         """
         self._append(_RENAMED, json.dumps([old, new]).encode(), 0)
 
-    def close_inherited(self) -> None:
-        """Close the descriptors; in a forked child that leaves the parent its lock."""
+    def close(self) -> None:
+        """Close the descriptors: for siblings the worker is dead then.
+
+        In a forked child it is not: the lock is the parent's alone.
+        """
         for fd in (self._fd, self._lease):
             if fd >= 0:
                 os.close(fd)
@@ -239,17 +242,25 @@ class Cells:
         text = octets[:text_bytes]
         if len(text) != text_bytes or _checksum(length, kind, text, count) != checksum:
             return False
-        content = json.loads(text)
-        if kind == _CELL:
-            metric, owner, values = content
-            self.keys.append(Key(metric, owner, tuple(values)))
-            self._spans.append((position + stop, position + len(record)))
-        elif kind == _RENAMED:
-            old, new = content
-            self.keys = [k._replace(owner=new) if k.owner == old else k for k in self.keys]
-        elif kind == _ABSORBED:
-            self.absorbed = frozenset(content)
+        try:
+            if kind == _CELL:
+                self.keys.append(_key(text))
+                self._spans.append((position + stop, position + len(record)))
+            elif kind == _RENAMED:
+                old, new = json.loads(text)
+                self.keys = [k._replace(owner=new) if k.owner == old else k for k in self.keys]
+            elif kind == _ABSORBED:
+                self.absorbed = frozenset(json.loads(text))
+        except (ValueError, TypeError):
+            return False
         return True
+
+
+def _key(text: bytes) -> Key:
+    metric, owner, values = json.loads(text)
+    if not all(isinstance(each, str) for each in (metric, owner, *values)):
+        raise ValueError(f"{text!r}: expected strings")
+    return Key(metric, owner, tuple(values))
 
 
 def parse_header(path: Path, header: bytes) -> Identity:

@@ -54,8 +54,10 @@ class Workers:
 
     # --- from a middleware, or serve_metrics ---
 
-    def configure(self, name: str, root: str | os.PathLike[str] | None) -> None:
+    def configure(self, name: str | None, root: str | os.PathLike[str] | None) -> None:
         """Set the directory and the service's name in it; the first call of a process decides.
+
+        Without a name it is that of the process's first service.
 
         Without a directory, and on a server with more than one worker, say once that the page is
         of one of them.
@@ -70,15 +72,15 @@ class Workers:
                 return
             root = root or os.environ.get(DIRECTORY_VARIABLE)
             if root:
+                name = name or service.default_service().name
                 directory = WorkerDirectory(Path(root), name)
                 directory.check()
                 self._directory = directory
             elif not self._is_warned and (self._configured or 1) > 1:
                 self._is_warned = True
                 logger.warning(
-                    "%s: %s workers, and each counts for itself: a scrape shows any one of them. "
+                    "%s workers, and each counts for itself: a scrape shows any one of them. "
                     "Name a directory for all, by %s or workers_dir",
-                    name,
                     self._configured,
                     DIRECTORY_VARIABLE,
                 )
@@ -96,9 +98,8 @@ class Workers:
             self._is_serving = True
             if self._file is None:
                 self._join(carry=True)
-            if self._file is not None:
-                self._heart = Heart(self._runtime, self._directory, self._file)
-                self._heart.start()
+            self._heart = Heart(self._runtime, self._directory, self._ensure_file)
+            self._heart.start()
 
     def at_every_beat(self, duty: Callable[[], None]) -> Callable[[], None] | None:
         """Have something done four times a second; return what ends that, None without siblings."""
@@ -174,6 +175,7 @@ class Workers:
 
     def _join(self, *, carry: bool) -> None:
         assert self._directory is not None
+        self._skipped()
         try:
             self._file = self._directory.join()
         except OSError as error:
@@ -182,10 +184,19 @@ class Workers:
         service.use_memory(self)
         for store in _stores(self._runtime):
             store.move(self, carry=carry)
-        self._skipped()
 
     def _skipped(self) -> Cell:
         return self._runtime.store.counter(families.WORKER_FILES_SKIPPED)
+
+    def _ensure_file(self) -> WorkerFile | None:
+        """Return this worker's file; a new one if it is gone, or could not be made so far."""
+        with self._lock:
+            if self._file is None or not self._file.path.exists():
+                gone, self._file = self._file, None
+                self._join(carry=True)
+                if gone is not None:
+                    gone.close()
+            return self._file
 
     def _note_unwritable(self, error: OSError) -> None:
         skipped = self._skipped()
@@ -222,7 +233,7 @@ class Workers:
         if self._directory is not None:
             self._directory = self._directory.in_child()
         if parents is not None:
-            parents.close_inherited()
+            parents.close()
             self._join(carry=False)
         if self._file is None:
             for store in _stores(self._runtime):
@@ -232,11 +243,17 @@ class Workers:
 class Heart:
     """The thread of a serving worker, and what it does."""
 
-    def __init__(self, runtime: Runtime, directory: WorkerDirectory, file: WorkerFile) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: WorkerDirectory,
+        ensure_file: Callable[[], WorkerFile | None],
+    ) -> None:
         self._runtime = runtime
         self._directory = directory
-        self._file = file
-        self._levels = LevelsFile(directory.levels_path(file))
+        self._ensure_file = ensure_file
+        self._file: WorkerFile | None = None
+        self._levels: LevelsFile | None = None
         self._exemplars = ""
         self._beats = 0
         self._duties: list[Callable[[], None]] = []
@@ -262,20 +279,34 @@ class Heart:
 
     def beat(self) -> None:
         """Do what is due now."""
-        if self._file.number < 0:
-            self._try(lambda: self._directory.number(self._file))
+        is_slow = self._beats % _BEATS_TO_COMPACTION == 0
+        if is_slow:
+            self._try(self._look_after_file)
+        if self._file is not None and self._file.number < 0:
+            self._try(self._take_number)
         if self._beats % _BEATS_TO_EXEMPLARS == 0:
             self._exemplars = exemplar_lines(_stores(self._runtime))
         self._try(self._write_levels)
-        if self._beats % _BEATS_TO_COMPACTION == 0:
+        if is_slow and self._file is not None:
             self._try(self._directory.compact)
         self._beats += 1
         for duty in list(self._duties):
             self._try(duty)
 
+    def _look_after_file(self) -> None:
+        file = self._ensure_file()
+        if file is not self._file:
+            self._file = file
+            self._levels = None if file is None else LevelsFile(self._directory.levels_path(file))
+
+    def _take_number(self) -> None:
+        assert self._file is not None
+        self._directory.number(self._file)
+
     def _write_levels(self) -> None:
         self._runtime.tell_stalls()
-        self._levels.write(_levels(self._runtime), self._exemplars, time.monotonic_ns())
+        if self._levels is not None:
+            self._levels.write(_levels(self._runtime), self._exemplars, time.monotonic_ns())
 
     def _try(self, act: Callable[[], None]) -> None:
         try:
