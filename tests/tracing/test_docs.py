@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import inspect
 import re
+import socketserver
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,7 @@ def run(example: str) -> dict[str, Any]:
 
 
 def test_there_are_the_examples_that_are_tested_here() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_there_are_the_examples_that_are_tested_here() -> None:
     [
         (0, "POST", "/embed/small", b'{"length":0}', "/embed/{model}", {"preprocess", "inference"}),
         (1, "GET", "/answer/hi", b"HI", "/answer/{text}", {"inference"}),
-        (3, "GET", "/answer", b"done", "/answer", set()),
+        (4, "GET", "/answer", b"done", "/answer", set()),
     ],
 )
 def test_examples_serve_and_count(
@@ -109,6 +111,20 @@ def test_the_worker_example_counts_outside_requests() -> None:
         server.close()
     counts = page_values(page, "inference_stage_duration_seconds_count", ["service", "stage"])
     assert counts[("indexer", "inference")] == 2
+
+
+def test_the_downstream_example_times_both_calls() -> None:
+    example = run(EXAMPLES[3])
+    with (
+        socketserver.TCPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as closed,
+        pytest.raises(OSError),
+    ):
+        closed.server_close()
+        example["retrieve"](f"http://127.0.0.1:{closed.server_address[1]}")
+    assert asyncio.run(example["rows"]()) == []
+    page = render_metrics()[0].decode()
+    counts = page_values(page, "inference_downstream_seconds_count", ["target"])
+    assert counts == {("retrieval",): 1, ("db",): 1}
 
 
 def test_serve_metrics_is_on_loopback_unless_told_otherwise() -> None:

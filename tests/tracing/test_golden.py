@@ -17,7 +17,14 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tailwatch_stack.native.binaries import locate
-from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, serving, stage
+from tailwatch_tracing import (
+    RequestQueue,
+    StageTimingMiddleware,
+    downstream,
+    service,
+    serving,
+    stage,
+)
 from tailwatch_tracing.exposition import render_families
 from tailwatch_tracing.runtime import watch_largest_free_block, watch_threadpool
 from tailwatch_tracing.serving import collect
@@ -45,6 +52,8 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
             clock.advance(0.010)
         with stage("preprocess"):
             clock.burn(0.030)
+        with downstream("labels"):
+            clock.advance(0.004)
         with stage("inference"):
             clock.advance(0.7 if incoming.path_params["model"] == "big" else 0.05)
         clock.advance(0.001)

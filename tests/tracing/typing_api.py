@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from tailwatch_tracing import (
     RequestQueue,
     StageTimingMiddleware,
+    downstream,
     metrics_app,
     render_metrics,
     serve_metrics,
@@ -48,6 +49,8 @@ async def use() -> None:
     with stage("a"):
         async with stage("b"):
             pass
+    with stage("inference", cuda=True), downstream("db") as call:
+        assert_type(call.headers, dict[str, str])
     queue = RequestQueue("q")
     with queue.enter() as place:
         place.leave()

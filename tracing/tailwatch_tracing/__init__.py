@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tailwatch_tracing.calls import downstream
     from tailwatch_tracing.middleware import StageTimingMiddleware
     from tailwatch_tracing.queues import RequestQueue
     from tailwatch_tracing.runtime import watch_largest_free_block, watch_threadpool
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RequestQueue",
     "StageTimingMiddleware",
+    "downstream",
     "metrics_app",
     "render_metrics",
     "serve_metrics",
@@ -26,6 +28,7 @@ __all__ = [
 _MODULES = {
     "RequestQueue": "queues",
     "StageTimingMiddleware": "middleware",
+    "downstream": "calls",
     "metrics_app": "serving",
     "render_metrics": "serving",
     "serve_metrics": "serving",

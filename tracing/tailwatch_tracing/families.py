@@ -135,6 +135,14 @@ STAGE_CPU = Metric(
     unit=NANOSECONDS,
 )
 
+DOWNSTREAM = Metric(
+    "inference_downstream_seconds",
+    "histogram",
+    "Time of calls to a database, a retrieval service, another model.",
+    ("target",),
+    grid=LATENCY,
+)
+
 QUEUE_DEPTH = Metric("inference_queue_depth", "gauge", "Requests waiting in a queue.", ("queue",))
 QUEUE_WAIT = Metric(
     "inference_queue_wait_seconds",

@@ -16,6 +16,7 @@ from tailwatch_tracing.cells import (
     Capped,
     Cell,
     CellStore,
+    HistogramCell,
     Memory,
     snap_to_grid,
 )
@@ -38,6 +39,7 @@ METHODS = frozenset(
 
 STAGE_LIMIT = 64
 _QUEUE_LIMIT = 64
+_TARGET_LIMIT = 64
 _REASON_LIMIT = 16
 
 
@@ -119,6 +121,11 @@ class Service:
         self.ingress = self.stages.get("ingress")
         self.postprocess = self.stages.get("postprocess")
         self.unattributed = self.stages.get("unattributed")
+        self.downstream: Capped[HistogramCell] = store.capped(
+            families.DOWNSTREAM,
+            _TARGET_LIMIT,
+            lambda target: store.histogram(families.DOWNSTREAM, target),
+        )
         self.queues: Capped[QueueCells] = store.capped(
             families.QUEUE_WAIT, _QUEUE_LIMIT, lambda queue: QueueCells(store, queue)
         )

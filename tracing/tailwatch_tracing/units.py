@@ -12,6 +12,7 @@ from tailwatch_tracing.service import Service
 from tailwatch_tracing.shares import Folded, Swept, sweep
 
 if TYPE_CHECKING:
+    from tailwatch_tracing.calls import Call
     from tailwatch_tracing.stages import stage
 
 FOLD_AT = 1024
@@ -23,7 +24,9 @@ class Unit:
     `log` holds its intervals in order of opening, None before the first one and after the end.
     """
 
-    __slots__ = ("folded", "is_open", "log", "service", "start_ns")
+    __slots__ = ("calls", "folded", "is_open", "log", "service", "start_ns")
+
+    calls: list[Call]  # of a request with a span; there is none before the first has ended
 
     def __init__(self, service: Service, start_ns: int) -> None:
         self.service = service
