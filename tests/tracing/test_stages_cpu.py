@@ -257,6 +257,30 @@ def test_two_tasks_in_one_turn_of_the_loop_do_not_nest() -> None:
     assert used() == about(second=0.01)
 
 
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12")
+@pytest.mark.parametrize("driving", [False, True])
+def test_a_task_that_starts_eagerly_counts_nothing_of_its_creator(driving: bool) -> None:
+    """It is suspended while its creator goes on, in the same turn of the loop."""
+
+    async def eager() -> None:
+        with stage("waits"):
+            burn(0.01)
+            await asyncio.sleep(0)
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+        task = asyncio.create_task(eager())
+        burn(0.03)
+        with stage("creator"):
+            burn(0.01)
+        await task
+        return PlainTextResponse("ok")
+
+    asyncio.run(in_a_request(handler, driving=driving)("/x"))
+    assert used() == about(creator=0.01)
+
+
 # --- a coroutine that is driven ---
 
 
