@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from tailwatch_stack.native.binaries import locate
 from tailwatch_tracing import (
     RequestQueue,
     StageTimingMiddleware,
     downstream,
+    middleware,
     service,
     serving,
     stage,
@@ -40,6 +43,7 @@ CONTAINER = Path(__file__).parents[1] / "fixtures/cgroup/container"
 @pytest.fixture
 def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setattr(service, "VERSION", "0.0.0")
+    monkeypatch.setattr(middleware, "time_ns", lambda: 1_700_000_000_020_000_000)
     queue = RequestQueue("preprocess")
     started = asyncio.Event()
 
@@ -65,13 +69,32 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
             await asyncio.Event().wait()
         return PlainTextResponse("never")
 
+    async def answer(incoming: Request) -> StreamingResponse:
+        async def tokens() -> AsyncIterator[str]:
+            for seconds in (0.2, 0.03, 0.03):
+                clock.advance(seconds)
+                yield "token"
+
+        return StreamingResponse(tokens(), background=BackgroundTask(clock.advance, 0.25))
+
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.close(1008)
+
     app = StageTimingMiddleware(
-        Starlette(routes=[Route("/classify/{model}", classify), Route("/hang", hang)]),
+        Starlette(
+            routes=[
+                Route("/classify/{model}", classify),
+                Route("/hang", hang),
+                Route("/answer", answer),
+                WebSocketRoute("/chat", chat),
+            ]
+        ),
         service="content-type",
         slo_seconds=0.5,
         client_timeout_seconds=5,
         gpu_uuids=["GPU-11111111-2222-3333-4444-555555555555"],
         workers_dir=tmp_path,
+        trust_request_start=True,
     )
 
     content_type = service.service_named("content-type")
@@ -80,7 +103,11 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     async def main() -> str:
         for path in ("/classify/small", "/classify/big", "/classify/full", "/nothing/7"):
             await request(app, path)
+        await request(app, "/answer", headers=[(b"x-request-start", b"t=1700000000")])
         exchange = Exchange()
+        await app(
+            http_scope("/chat", type="websocket", subprotocols=[]), exchange.receive, exchange.send
+        )
         hanging = asyncio.create_task(app(http_scope("/hang"), exchange.receive, exchange.send))
         await started.wait()
         clock.advance(1.5)

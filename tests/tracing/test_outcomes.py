@@ -12,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -121,6 +122,7 @@ def test_an_http_exception_is_its_status() -> None:
 
 
 def test_an_error_after_the_response_started_keeps_the_status_that_was_sent() -> None:
+    """trallnag/prometheus-fastapi-instrumentator#7: plain 200, 500, or two responses."""
     error = RuntimeError("mid-stream")
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -134,6 +136,88 @@ def test_an_error_after_the_response_started_keeps_the_status_that_was_sent() ->
         asyncio.run(request(app_of(handler), "/x"))
     assert caught.value is error
     assert_counted_once(200, "error_midstream")
+
+
+async def pass_on(incoming: Request, call_next: RequestResponseEndpoint) -> Response:
+    return await call_next(incoming)
+
+
+def among_middlewares(app: Starlette) -> App:
+    """With Starlette's BaseHTTPMiddleware on both sides of ours."""
+    app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+    app.add_middleware(StageTimingMiddleware, service="s")
+    app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+    return app
+
+
+@pytest.mark.parametrize("event", ["none", "REJECTED", "left"])
+def test_an_error_that_a_base_http_middleware_holds_back_is_midstream(event: str) -> None:
+    """It ends the stream as if it were complete, and raises when nobody can see the difference."""
+    queue = RequestQueue("batch", service="s")
+    exchange = Exchange()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"one"
+        if event == "REJECTED":
+            queue.reject()
+        if event == "left":
+            exchange.disconnect.set()
+            await asyncio.sleep(1)
+        raise LookupError
+
+    async def handler(incoming: Request) -> Response:
+        return StreamingResponse(chunks())
+
+    async def main() -> None:
+        app = among_middlewares(Starlette(routes=[Route("/x", handler)]))
+        await app(http_scope("/x"), exchange.receive, exchange.send)
+
+    if event == "left":
+        asyncio.run(main())
+    else:
+        with pytest.raises(LookupError):
+            asyncio.run(main())
+    outcome = {"none": "error_midstream", "REJECTED": "rejected", "left": "client_disconnect"}
+    assert_counted_once(200, outcome[event])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_behind_a_base_http_middleware_background_errors_are_still_not_the_requests(
+    streams: bool, fails: bool
+) -> None:
+    async def background() -> None:
+        if fails:
+            raise LookupError
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"one"
+
+    async def handler(incoming: Request) -> Response:
+        task = BackgroundTask(background)
+        if streams:
+            return StreamingResponse(chunks(), background=task)
+        return PlainTextResponse("x", background=task)
+
+    app = among_middlewares(Starlette(routes=[Route("/x", handler)]))
+    try:
+        asyncio.run(request(app, "/x"))
+    except LookupError:
+        assert fails
+    assert_counted_once(200, "ok")
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(200, "ok"), (404, "client_error"), (503, "error")]
+)
+def test_behind_a_base_http_middleware_an_answer_is_counted_by_its_status(
+    status: int, outcome: str
+) -> None:
+    async def handler(incoming: Request) -> Response:
+        return PlainTextResponse("x", status)
+
+    asyncio.run(request(among_middlewares(Starlette(routes=[Route("/x", handler)])), "/x"))
+    assert_counted_once(status, outcome)
 
 
 def test_an_application_that_returns_half_way_is_an_error_midstream() -> None:
@@ -176,6 +260,8 @@ async def cancel_after(app: App, started: asyncio.Event, exchange: Exchange) -> 
     ("has_left", "outcome"), [(False, "cancelled"), (True, "client_disconnect")]
 )
 def test_cancelled_before_the_response_starts(has_left: bool, outcome: str) -> None:
+    """stephenhillier/starlette_exporter#77: counted as a 500."""
+
     async def main() -> None:
         started = asyncio.Event()
         exchange = Exchange()
@@ -363,6 +449,7 @@ async def _exchange() -> Exchange:
 
 
 def test_background_tasks_are_not_the_clients_wait(clock: Clock) -> None:
+    """trallnag/prometheus-fastapi-instrumentator#191."""
     in_flight_in_background: list[float] = []
 
     def background() -> None:

@@ -41,6 +41,17 @@ class Grid(NamedTuple):
 
 
 LATENCY = Grid(EDGES_NS, NANOSECONDS)
+LIFETIME = Grid(
+    tuple(
+        milliseconds * 10**6
+        for milliseconds in (
+            *(100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000),
+            *(600_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000, 43_200_000, 86_400_000),
+        )
+    ),
+    NANOSECONDS,
+)
+"""Connections live from 0.1 s to a day."""
 
 
 class Metric(NamedTuple):
@@ -101,6 +112,40 @@ REQUEST_DURATION = Metric(
     ("route",),
     grid=LATENCY,
 )
+RESPONSE_START = Metric(
+    "inference_time_to_response_start_seconds",
+    "histogram",
+    "Time from the request to the start of its response, where that comes in several messages.",
+    ("route",),
+    grid=LATENCY,
+)
+FIRST_CHUNK = Metric(
+    "inference_time_to_first_chunk_seconds",
+    "histogram",
+    "Time from the request to the first chunk of its body that is not empty, of such responses.",
+    ("route",),
+    grid=LATENCY,
+)
+CHUNK_GAP = Metric(
+    "inference_chunk_gap_seconds",
+    "histogram",
+    "Time between one chunk of such a body and the next, empty ones left out.",
+    ("route",),
+    grid=LATENCY,
+)
+BACKGROUND = Metric(
+    "inference_background_seconds",
+    "histogram",
+    "Time for which the application went on after the last body message, if more than 1 ms.",
+    ("route",),
+    grid=LATENCY,
+)
+UPSTREAM_WAIT = Metric(
+    "inference_upstream_wait_seconds",
+    "histogram",
+    "Time from a trusted proxy's X-Request-Start to the request's arrival here.",
+    grid=LATENCY,
+)
 IN_FLIGHT = Metric(
     "inference_requests_in_flight", "gauge", "Requests that have arrived and not finished."
 )
@@ -109,6 +154,24 @@ OLDEST_IN_FLIGHT = Metric(
     "gauge",
     "Age of the oldest request in flight, 0 without one.",
     across_workers="max",
+)
+
+WEBSOCKET_CONNECTIONS = Metric(
+    "inference_websocket_connections",
+    "gauge",
+    "Websockets that have arrived and not closed.",
+)
+WEBSOCKET_DURATION = Metric(
+    "inference_websocket_duration_seconds",
+    "histogram",
+    "Time from the arrival of a websocket that was accepted to its close.",
+    grid=LIFETIME,
+)
+WEBSOCKET_CLOSES = Metric(
+    "inference_websocket_closes_total",
+    "counter",
+    "Websockets closed, by close code, or by HTTP status where the handshake was refused.",
+    ("code",),
 )
 
 STAGE_DURATION = Metric(

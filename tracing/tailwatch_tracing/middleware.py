@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from time import time_ns
 
-from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT
-from tailwatch_tracing.request import Receive, Request, Send
+from tailwatch_tracing import clock
+from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, UPSTREAM_WAIT
+from tailwatch_tracing.request import SPANNED, UNNOTICED_NS, Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
 from tailwatch_tracing.runtime import runtime
 from tailwatch_tracing.service import service_named
 from tailwatch_tracing.serving import answer_metrics
 from tailwatch_tracing.spans import SpanRecorder, are_configured
-from tailwatch_tracing.units import current_unit
+from tailwatch_tracing.units import Unit, current_unit
+from tailwatch_tracing.upstream import wait_ns
+from tailwatch_tracing.websockets import Websocket, websockets_of
 from tailwatch_tracing.workers import workers
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -28,7 +33,8 @@ class StageTimingMiddleware:
         app.add_middleware(StageTimingMiddleware, service="embedder", metrics_path="/metrics")
 
     It passes every message, exception, context variable and cancellation through unchanged, reads
-    no body, and starts no thread before the first scrape. Websockets and lifespan pass untouched.
+    no body, and starts no thread before the first scrape. Websockets are counted and timed by
+    themselves; lifespan passes untouched.
 
     Args:
         app: The wrapped ASGI application.
@@ -43,13 +49,14 @@ class StageTimingMiddleware:
         gpu_uuids: GPUs the service computes on; by default those of CUDA_VISIBLE_DEVICES.
         workers_dir: A directory, best on a tmpfs, through which the workers of one service share
             one page; by default that of TAILWATCH_WORKERS_DIR. The first one in a process decides.
+        trust_request_start: Believe the header X-Request-Start, because a proxy of yours sets it.
 
     Raises:
         OSError: the workers directory cannot be used; the message says why.
         ValueError, TypeError: an option out of its range; the message names it.
     """
 
-    __slots__ = ("_metrics_path", "_passed", "_routes", "_service", "app")
+    __slots__ = ("_metrics_path", "_passed", "_routes", "_service", "_trust_request_start", "app")
 
     def __init__(
         self,
@@ -63,12 +70,14 @@ class StageTimingMiddleware:
         series_limit: int = DEFAULT_SERIES_LIMIT,
         gpu_uuids: Sequence[str] | None = None,
         workers_dir: str | os.PathLike[str] | None = None,
+        trust_request_start: bool = False,
     ) -> None:
         _check_options(service, metrics_path, exclude, series_limit, gpu_uuids)
         _check_positive("slo_seconds", slo_seconds)
         _check_positive("client_timeout_seconds", client_timeout_seconds)
         self.app = app
         self._metrics_path = metrics_path
+        self._trust_request_start = trust_request_start
         self._passed = frozenset(exclude) | ({metrics_path} if metrics_path else set())
         self._service = service_named(service)
         self._service.configure(
@@ -85,44 +94,80 @@ class StageTimingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http":
+        kind = scope["type"]
+        if kind != "http" and kind != "websocket":
             workers.serve()  # the first that a worker gets is its lifespan
             await self.app(scope, receive, send)
             return
-        path = scope["path"]
-        root_path = scope.get("root_path")
-        if root_path:
-            path = path.removeprefix(root_path)
-        if path in self._passed:
-            if path == self._metrics_path:
+        try:
+            path = scope["path"]
+            root_path = scope.get("root_path")
+            if root_path:
+                path = path.removeprefix(root_path)
+            is_passed = path in self._passed
+        except Exception:  # a scope unlike any server's is the application's to understand
+            self._service.note_error("request")
+            path, is_passed = None, True
+        if is_passed:
+            if path == self._metrics_path and kind == "http":
                 await answer_metrics(scope, send)
             else:
                 await self.app(scope, receive, send)
+            return
+        if kind == "websocket":
+            await self._handle_websocket(scope, receive, send)
             return
         request = Request(self._routes, scope, receive, send)
         # From the first request on: what a model's loading blocks before is nobody's wait.
         if request.start_ns > runtime.look_again_ns:
             self._watch_loop()
+        if self._trust_request_start:
+            self._note_upstream_wait(scope)
         spans = self._service.spans
         if spans is not None:
+            request.span = None
+            request.events = SPANNED
             spans.begin(request)
         token = current_unit.set(request)
         try:
             await self.app(scope, request.receive, request.send)
         except BaseException as error:
-            if request.is_open:
-                request.abandon(error)
+            request.leave(error)
             raise
         else:
-            if request.is_open:
-                request.abandon(None)
+            if clock.now_ns() - request.end_ns > UNNOTICED_NS:
+                request.leave(None)
         finally:
             try:
                 current_unit.reset(token)
-                if request.span is not None:
+                if spans is not None and request.span is not None:
                     request.span.detach()
             except ValueError:  # closed in another context, which has nothing to restore
                 pass
+
+    async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        workers.serve()
+        websocket = Websocket(websockets_of(self._service), receive, send)
+        # Stages in it are counted for this service; each outermost one is a unit of its own.
+        token = current_unit.set(Unit(self._service, 0))
+        try:
+            await self.app(scope, websocket.receive, websocket.send)
+        except BaseException as error:
+            websocket.leave(error)
+            raise
+        else:
+            websocket.leave(None)
+        finally:
+            with suppress(ValueError):  # closed in another context
+                current_unit.reset(token)
+
+    def _note_upstream_wait(self, scope: Scope) -> None:
+        try:
+            waited_ns = wait_ns(scope["headers"], time_ns())
+            if waited_ns is not None:
+                self._service.store.histogram(UPSTREAM_WAIT).observe(waited_ns)
+        except Exception:
+            self._service.note_error("request")
 
     def _watch_loop(self) -> None:
         workers.serve()

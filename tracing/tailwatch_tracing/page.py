@@ -13,10 +13,28 @@ from tailwatch_tracing.exposition import (
     HistogramSeries,
     labels,
 )
-from tailwatch_tracing.families import METRICS, OUTCOMES, REQUESTS, Metric
+from tailwatch_tracing.families import (
+    LATENCY,
+    METRICS,
+    OUTCOMES,
+    REQUEST_DURATION,
+    REQUESTS,
+    STAGE_DURATION,
+    STAGE_SECONDS,
+    Metric,
+)
 
 PROCESS = ""
 """The owner of what belongs to the process."""
+
+PLAIN = Metric(
+    "plain",
+    "histogram",
+    "Duration of requests that were answered with success in one message, within the objective and "
+    "the client's timeout, and had no stage. Not on the page: what it says of them is.",
+    ("route", "method", "status"),
+    grid=LATENCY,
+)
 
 
 class Level(NamedTuple):
@@ -96,6 +114,7 @@ def is_published(name: str, values: Labels, size: int) -> bool:
 
 def families(snapshot: Snapshot) -> Iterator[Family | HistogramFamily]:
     """Yield the families that have a sample, in the order of their declaration."""
+    _tell_of_plain_requests(snapshot)
     for metric in METRICS.values():
         family: Family | HistogramFamily
         if metric.kind == "histogram":
@@ -109,6 +128,16 @@ def families(snapshot: Snapshot) -> Iterator[Family | HistogramFamily]:
             samples = _counters(metric, snapshot) + _levels(metric, snapshot)
         if samples:
             yield Family(metric.name, metric.kind, metric.help, samples)
+
+
+def _tell_of_plain_requests(snapshot: Snapshot) -> None:
+    """Add plain requests to the families that count all: none of them was slow or had a stage."""
+    for (owner, values), counts in snapshot.counts.pop(PLAIN.name, {}).items():
+        unattributed = Series(owner, ("unattributed",))
+        snapshot.add_counts(REQUESTS.name, Series(owner, (*values, "ok")), [sum(counts[:-1])])
+        snapshot.add_counts(REQUEST_DURATION.name, Series(owner, values[:1]), counts)
+        snapshot.add_counts(STAGE_DURATION.name, unattributed, counts)
+        snapshot.add_counts(STAGE_SECONDS.name, unattributed, [counts[-1], 0])
 
 
 _label_texts: dict[tuple[str, Series], str] = {}

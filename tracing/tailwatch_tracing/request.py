@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailwatch_tracing import clock
 from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS
-from tailwatch_tracing.families import EDGES_NS
+from tailwatch_tracing.families import BACKGROUND, EDGES_NS
 from tailwatch_tracing.routes import RouteTable, Scope
+from tailwatch_tracing.service import RouteCells
 from tailwatch_tracing.shares import credit_request
+from tailwatch_tracing.streams import Stream, is_background_error, is_resent
 from tailwatch_tracing.units import Unit
 
 if TYPE_CHECKING:
     from tailwatch_tracing.spans import RequestSpan
+    from tailwatch_tracing.stages import stage
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -25,22 +28,34 @@ CLIENT_LEFT = 1  # http.disconnect was received, or a send failed
 REJECTED = 2  # a queue refused it
 STREAM = 4  # its body comes in more than one message
 LEFT_UNANSWERED = 8  # the client left before the response started: none of it is sent
+SPANNED = 16  # it has a span
 
 STATUS_CLIENT_LEFT = 499  # nginx's code for a client that left before an answer
+
+UNNOTICED_NS = FIRST_EDGE_NS
+"""An application may take this long to return after its last body message: that is no work."""
 
 # anyio's and Starlette's words for what the ASGI specification (2.4) asks to be an OSError.
 _LOST_CONNECTION = frozenset(("BrokenResourceError", "ClosedResourceError", "ClientDisconnect"))
 
-# Extensions that end a response: a file sent by its path, or by its descriptor.
-_LAST_MESSAGES = frozenset(("http.response.pathsend", "http.response.zerocopysend"))
+_BODY = "http.response.body"
+# Extensions that send a body: a file by its path, or by its descriptor.
+_BODY_MESSAGES = frozenset((_BODY, "http.response.pathsend", "http.response.zerocopysend"))
 
 
 class Request(Unit):
-    """The record of one request; it stands between the application and its receive and send."""
+    """The record of one request; it stands between the application and its receive and send.
+
+    Most end in `_complete`: answered with success in one message, in time, without a stage or an
+    event. Everything else is told apart in `_finish`.
+    """
 
     __slots__ = (
+        "_ended",
         "_receive",
         "_send",
+        "_stream",
+        "end_ns",
         "events",
         "response_start_ns",
         "routes",
@@ -48,6 +63,11 @@ class Request(Unit):
         "span",
         "status",
     )
+
+    _ended: Ended  # once it has ended and is not counted yet
+    _stream: Stream | None  # with STREAM; None when its times do not count
+    response_start_ns: int  # with a status
+    span: RequestSpan | None  # with SPANNED
 
     def __init__(self, routes: RouteTable, scope: Scope, receive: Receive, send: Send) -> None:
         # Unit's attributes are set here, too: a call to its __init__ costs more than all of them.
@@ -59,7 +79,7 @@ class Request(Unit):
         self.scope = scope
         self.status = 0  # nothing sent
         self.events = 0
-        self.span: RequestSpan | None = None
+        self.end_ns = 0  # not counted
         self._receive = receive
         self._send = send
         service.in_flight[self] = None
@@ -76,50 +96,209 @@ class Request(Unit):
         """Send for the application; the last body message ends the request."""
         kind = message["type"]
         if kind == "http.response.start":
+            status = message["status"] if "status" in message else 0
             try:
                 await self._send(message)
             except Exception as error:
                 self._note_failed_send(error)
                 raise
-            self.status = message.get("status", 0)
+            self.status = status
             self.response_start_ns = clock.now_ns()
-            return
-        more = message.get("more_body", False)
+        elif kind == _BODY and "more_body" not in message and not self.events:
+            try:
+                await self._send(message)
+            except Exception as error:
+                self._note_failed_send(error)
+                raise
+            if self.is_open:
+                self._complete()
+        else:
+            await self._send_part(kind, message)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Take in that the application has ended: before the request, or a while after it."""
+        now_ns = clock.now_ns()
+        try:
+            if self.is_open:
+                self._abandon(error)
+                return
+            if not self.end_ns:
+                self._settle(error)
+            background_ns = now_ns - self.end_ns
+            if background_ns > UNNOTICED_NS:
+                self._route().histogram(BACKGROUND).observe(background_ns)
+        except Exception:
+            self.service.note_error("request")
+
+    async def _send_part(self, kind: str, message: Message) -> None:
+        """Send what may be one of several body messages, or something else."""
+        is_body = kind in _BODY_MESSAGES
+        is_last = is_body and not message.get("more_body", False)
+        is_empty = kind == _BODY and not message.get("body")
         try:
             await self._send(message)
         except Exception as error:
             self._note_failed_send(error)
             raise
-        if kind == "http.response.body" or kind in _LAST_MESSAGES:
-            if more:
-                self.events |= STREAM
-            elif self.is_open:
-                self.finish(self.status, None)
-
-    def abandon(self, error: BaseException | None) -> None:
-        """Count the request: the application has ended without a last body message."""
-        status = self.status
-        if self.events & REJECTED or status == 429:
-            outcome = "rejected"
-        elif self.events & CLIENT_LEFT:
-            outcome = "client_disconnect"
-        elif error is not None and not isinstance(error, Exception):
-            outcome = "cancelled"  # asyncio's and trio's Cancelled, GeneratorExit, SystemExit
+        if not is_body or not self.is_open:
+            return
+        if not is_last and not self.events & STREAM:
+            self._begin_stream()
+        if self.events & STREAM and self._stream is not None and not is_empty:
+            self._stream.note_chunk(clock.now_ns())
+        if not is_last:
+            return
+        if self.events & STREAM and is_resent():
+            self._end_unsettled()
         else:
-            outcome = "error_midstream" if status else "error"
+            self._complete()
+
+    def _begin_stream(self) -> None:
+        self.events |= STREAM
+        self._stream = None
+        if self.status and not self._is_rejected():
+            try:
+                self._stream = Stream(self._route(), self.start_ns, self.response_start_ns)
+            except Exception:
+                self.service.note_error("request")
+
+    def _complete(self) -> None:
+        """Count a complete answer."""
+        end_ns = clock.now_ns()
+        duration_ns = end_ns - self.start_ns
+        service = self.service
+        try:
+            if (
+                not self.events
+                and self.log is None
+                and duration_ns <= service.plain_ns
+                and self.status < 400
+            ):
+                scope = self.scope
+                cell = self.routes.find(scope).plain[self.status][scope["method"]]
+                del service.in_flight[self]
+                self.is_open = False
+                self.end_ns = end_ns
+                bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
+                counts = cell.counts
+                counts[bucket] += 1
+                counts[SUM_NS] += duration_ns
+                return
+        except Exception:  # the first of its kind, or one that `_finish` knows to name
+            pass
+        self._finish(self.status, None, end_ns)
+
+    def _abandon(self, error: BaseException | None) -> None:
+        """Count a request whose application has ended without a last body message."""
+        outcome = self._outcome_of_failure(error)
+        status = self.status
         if status == 0:
             status = 500 if outcome == "error" else STATUS_CLIENT_LEFT
-        self.finish(status, outcome)
+        self._finish(status, outcome, clock.now_ns())
+
+    def _end_unsettled(self) -> None:
+        """End the request; how it went is only known when the application ends, too."""
+        try:
+            self._ended = self._end(clock.now_ns())
+        except Exception:
+            self.service.note_error("request")
+            self.end_ns = clock.now_ns()
+
+    def _settle(self, error: BaseException | None) -> None:
+        """Count a request that `_end_unsettled` has ended."""
+        failed = isinstance(error, Exception) and not is_background_error(error)
+        self._count(self.status, self._outcome_of_failure(error) if failed else None, self._ended)
+
+    def _finish(self, status: int, outcome: str | None, end_ns: int) -> None:
+        """End the request and count it; without an outcome, as the complete answer it got."""
+        self.end_ns = end_ns
+        try:
+            self._count(status, outcome, self._end(end_ns))
+        except Exception:
+            self.service.note_error("request")
+
+    def _end(self, end_ns: int) -> Ended:
+        """Have the request's time end, and credit it to its route and its stages."""
+        service = self.service
+        self.is_open = False
+        service.in_flight.pop(self, None)
+        route = self._route()
+        log = self.log
+        duration_ns = end_ns - self.start_ns
+        if self._is_rejected():
+            self.log = None
+            return Ended(route, end_ns, duration_ns, log)
+        slo_ns = service.slo_ns
+        slow = 1 if slo_ns is not None and duration_ns > slo_ns else 0
+        answered_ns = duration_ns
+        if log is not None:
+            end_ns = credit_request(self, end_ns, slow)
+            duration_ns = end_ns - self.start_ns
+        bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
+        counts = route.duration.counts
+        counts[bucket] += 1
+        counts[SUM_NS] += duration_ns
+        if log is None:
+            unattributed = service.unattributed
+            counts = unattributed.wall.counts
+            counts[bucket] += 1
+            counts[SUM_NS] += duration_ns
+            unattributed.exclusive.counts[slow] += duration_ns
+        return Ended(route, end_ns, answered_ns, log)
+
+    def _count(self, status: int, outcome: str | None, ended: Ended) -> None:
+        route, self.end_ns, answered_ns, log = ended
+        service = self.service
+        if outcome is None:
+            if status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
+                outcome = self._outcome_of_answer()
+                if status >= 500 and outcome == "client_disconnect":
+                    status = STATUS_CLIENT_LEFT
+            else:
+                outcome = "ok"
+        timeout_ns = service.client_timeout_ns
+        if timeout_ns is not None and answered_ns > timeout_ns:
+            outcome = self._unless_timed_out(outcome, timeout_ns)
+        key = (self.scope["method"], status, outcome)
+        count = route.requests.get(key)
+        if count is not None:
+            count.counts[0] += 1
+        else:
+            service.count_request(route, *key)
+        events = self.events
+        if not events and log is None and outcome == "ok" and answered_ns <= service.plain_ns:
+            route.expect_plain(self.scope["method"], status)
+        if events & SPANNED and self.span is not None:
+            self.span.end(self, route, status, outcome, self.end_ns, log or ())
+
+    def _route(self) -> RouteCells:
+        try:
+            return self.routes.find(self.scope)
+        except Exception:  # a kind of route nobody has met yet
+            self.service.note_error("route")
+            return self.routes.unmatched
 
     def _note_failed_send(self, error: Exception) -> None:
-        if isinstance(error, OSError) or type(error).__name__ in _LOST_CONNECTION:
+        if is_lost_connection(error):
             self._note_client_left()
 
     def _note_client_left(self) -> None:
         self.events |= CLIENT_LEFT if self.status else CLIENT_LEFT | LEFT_UNANSWERED
 
+    def _is_rejected(self) -> bool:
+        return bool(self.events & REJECTED) or self.status == 429
+
+    def _outcome_of_failure(self, error: BaseException | None) -> str:
+        if self._is_rejected():
+            return "rejected"
+        if self.events & CLIENT_LEFT:
+            return "client_disconnect"
+        if error is not None and not isinstance(error, Exception):
+            return "cancelled"  # asyncio's and trio's Cancelled, GeneratorExit, SystemExit
+        return "error_midstream" if self.status else "error"
+
     def _outcome_of_answer(self) -> str:
-        if self.events & REJECTED or self.status == 429:
+        if self._is_rejected():
             return "rejected"
         if self.status >= 500:
             # What an application answers to its own surprise that the client has left.
@@ -127,60 +306,6 @@ class Request(Unit):
         if self.status >= 400:
             return "client_error"
         return "client_disconnect"
-
-    def finish(self, status: int, outcome: str | None) -> None:
-        """End the request now and count it; without an outcome, as the complete answer it got."""
-        end_ns = clock.now_ns()
-        self.is_open = False
-        service = self.service
-        try:
-            del service.in_flight[self]
-            if outcome is None:
-                if status >= 400 or self.events & (REJECTED | CLIENT_LEFT):
-                    outcome = self._outcome_of_answer()
-                    if status >= 500 and outcome == "client_disconnect":
-                        status = STATUS_CLIENT_LEFT
-                else:
-                    outcome = "ok"
-            duration_ns = end_ns - self.start_ns
-            timeout_ns = service.client_timeout_ns
-            if timeout_ns is not None and duration_ns > timeout_ns:
-                outcome = self._unless_timed_out(outcome, timeout_ns)
-            scope = self.scope
-            try:
-                route = self.routes.find(scope)
-            except Exception:  # a kind of route nobody has met yet
-                service.note_error("route")
-                route = self.routes.unmatched
-            key = (scope["method"], status, outcome)
-            count = route.requests.get(key)
-            if count is not None:
-                count.counts[0] += 1
-            else:
-                service.count_request(route, *key)
-            log = self.log
-            if outcome == "rejected":
-                self.log = None
-            else:
-                slo_ns = service.slo_ns
-                slow = 1 if slo_ns is not None and duration_ns > slo_ns else 0
-                if log is not None:
-                    end_ns = credit_request(self, end_ns, slow)
-                    duration_ns = end_ns - self.start_ns
-                bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
-                counts = route.duration.counts
-                counts[bucket] += 1
-                counts[SUM_NS] += duration_ns
-                if log is None:
-                    unattributed = service.unattributed
-                    counts = unattributed.wall.counts
-                    counts[bucket] += 1
-                    counts[SUM_NS] += duration_ns
-                    unattributed.exclusive.counts[slow] += duration_ns
-            if self.span is not None:
-                self.span.end(self, route, status, outcome, end_ns, log or ())
-        except Exception:
-            service.note_error("request")
 
     def _unless_timed_out(self, outcome: str, timeout_ns: int) -> str:
         if outcome not in ("ok", "client_disconnect"):
@@ -190,3 +315,19 @@ class Request(Unit):
         if is_stream and self.response_start_ns - self.start_ns <= timeout_ns:
             return outcome
         return "timeout"
+
+
+class Ended(NamedTuple):
+    """What is known of a request when its time has ended."""
+
+    route: RouteCells
+    end_ns: int
+    answered_ns: int
+    """From the start to the last body message; stages in threads may end later."""
+    log: list[stage] | None
+    """Its stages."""
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Return whether a send that failed with this error has found the client gone."""
+    return isinstance(error, OSError) or type(error).__name__ in _LOST_CONNECTION

@@ -20,13 +20,14 @@ from tailwatch_tracing.cells import (
     Memory,
     snap_to_grid,
 )
-from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT
+from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, Metric
 from tailwatch_tracing.gpus import visible_gpu_uuids
-from tailwatch_tracing.page import Level, Snapshot
+from tailwatch_tracing.page import PLAIN, Level, Snapshot
 
 if TYPE_CHECKING:
     from tailwatch_tracing.request import Request
     from tailwatch_tracing.spans import SpanRecorder
+    from tailwatch_tracing.websockets import Websockets
 
 logger = logging.getLogger("tailwatch_tracing")
 
@@ -42,16 +43,34 @@ _QUEUE_LIMIT = 64
 _TARGET_LIMIT = 64
 _REASON_LIMIT = 16
 
+_FOR_EVER_NS = 2**63
+
 
 class RouteCells:
-    """Counts and durations of one route template."""
+    """Counts and durations of one route template.
 
-    __slots__ = ("duration", "requests", "template")
+    A request with nothing special about it is counted in one cell of `plain`, from which the page
+    derives what is to be said of it in several families.
+    """
+
+    __slots__ = ("_store", "duration", "plain", "requests", "template")
 
     def __init__(self, store: CellStore, template: str) -> None:
+        self._store = store
         self.template = template
         self.requests: dict[tuple[str, int, str], Cell] = {}  # by method, status, outcome
+        self.plain: dict[int, dict[str, Cell]] = {}  # by status, then method
         self.duration = store.histogram(families.REQUEST_DURATION, template)
+
+    def histogram(self, metric: Metric) -> HistogramCell:
+        """Return the cell of a histogram whose only label is the route."""
+        return self._store.histogram(metric, self.template)
+
+    def expect_plain(self, method: str, status: int) -> None:
+        """Have a cell for plain requests, if this label set was admitted as it is."""
+        if (method, status, "ok") in self.requests:
+            cell = self._store.histogram(PLAIN, self.template, method, str(int(status)))
+            self.plain.setdefault(status, {})[method] = cell
 
 
 class StageCells:
@@ -112,8 +131,10 @@ class Service:
         self.slo_ns: int | None = None
         self.client_timeout_seconds: float | None = None
         self.client_timeout_ns: int | None = None
+        self.plain_ns = _FOR_EVER_NS  # a plain request takes no longer
         self._gpu_uuids: Sequence[str] | None = None
         self.in_flight: dict[Request, None] = {}  # in order of arrival
+        self.websockets: Websockets | None = None  # before the first one
         self._errors = store.counter(families.ERRORS)
         self.stages: Capped[StageCells] = store.capped(
             families.STAGE_DURATION, STAGE_LIMIT, lambda stage: StageCells(store, stage)
@@ -172,6 +193,7 @@ class Service:
             )
         self.slo_seconds = snapped
         self.slo_ns = _nanoseconds(snapped)
+        self.plain_ns = min(self.slo_ns or _FOR_EVER_NS, self.client_timeout_ns or _FOR_EVER_NS)
 
     def route_cells(self, template: str) -> RouteCells:
         """Return the cells of a route template, those of `__other__` beyond the series limit."""
@@ -309,6 +331,8 @@ def _begin_child() -> None:
     _lock = threading.Lock()
     for service in _services.values():
         service.in_flight.clear()
+        if service.websockets is not None:
+            service.websockets.forget()
         for cells in service.queues.cells.values():
             cells.lock = threading.Lock()
             cells.left = cells.entered
