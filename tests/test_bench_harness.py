@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import pytest
 
-from tests.bench import gpu_scrape, host_scrape, middleware, routes, stages
+from tests.bench import gpu_scrape, host_scrape, merge, middleware, routes, stages
 from tests.bench.__main__ import BENCHES, main
 from tests.bench.harness import (
     Interval,
@@ -122,6 +122,7 @@ def test_the_page_on_speed_names_every_benchmark_with_its_goals() -> None:
         "routes": [f"<= {routes.GROWTH_GOAL_US:g} µs more"],
         "stages": [f"<= {stages.GOAL:g}x"],
         "memory": ["printed"],
+        "merge": [f"<= {merge.GOAL:g}x"],
         "gpu_scrape": [
             f"<= {gpu_scrape.GOAL:g}x",
             f"<= {gpu_scrape.AGE_GOAL:g} intervals",

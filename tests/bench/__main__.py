@@ -13,11 +13,12 @@ from importlib.metadata import version
 
 from tests.bench.harness import MINIMUM_SLOTS, Result, Verdict, table
 
-BENCHES = ("middleware", "routes", "stages", "memory", "gpu_scrape", "host_scrape")
+BENCHES = ("middleware", "routes", "stages", "memory", "merge", "gpu_scrape", "host_scrape")
 PEERS = (
     "starlette",
     "asgi-runway",
     "prometheus-fastapi-instrumentator",
+    "prometheus-client",
     "nvitop-exporter",
 )
 

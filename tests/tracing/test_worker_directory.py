@@ -37,7 +37,7 @@ def total(directory: WorkerDirectory, key: Key = REQUESTS) -> int:
     fresh = WorkerDirectory(directory.path.parent, "s")
     reading = fresh.read(None)
     assert reading.skipped == []
-    return sum(counts[0] for found, counts in reading.counts if found == key)
+    return sum(counts[0] for found, counts in reading.sums.items() if found == key)
 
 
 def files(directory: WorkerDirectory) -> set[str]:
@@ -69,15 +69,15 @@ def test_a_service_does_not_meet_another(tmp_path: Path) -> None:
     one, other = WorkerDirectory(tmp_path, "a/b"), WorkerDirectory(tmp_path, "a")
     count(one.join(), 1)
     count(other.join(), 2)
-    assert [counts for _, counts in one.read(None).counts] == [[1]]
-    assert [counts for _, counts in other.read(None).counts] == [[2]]
+    assert [counts for _, counts in one.read(None).sums.items()] == [[1]]
+    assert [counts for _, counts in other.read(None).sums.items()] == [[2]]
 
 
 def test_own_counts_are_left_to_the_caller(directory: WorkerDirectory) -> None:
     own, sibling = directory.join(), directory.join()
     count(own, 1)
     count(sibling, 2)
-    assert [counts for _, counts in directory.read(own).counts] == [[2]]
+    assert [counts for _, counts in directory.read(own).sums.items()] == [[2]]
 
 
 # --- killed at any moment ---
@@ -154,7 +154,7 @@ def test_a_half_written_archive_is_no_archive(
     assert total(directory) == 5
 
 
-@pytest.mark.parametrize("moment", ["_names", "_state"])
+@pytest.mark.parametrize("moment", ["_listing", "_state"])
 def test_a_reading_during_a_compaction_is_done_anew(
     directory: WorkerDirectory, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -266,12 +266,12 @@ def test_an_archive_of_an_earlier_boot_is_forgotten(
     directory.compact()
     rebooted = WorkerDirectory(directory.path.parent, "s")
     rebooted._boot = "another"
-    assert rebooted.read(None).counts == []
+    assert list(rebooted.read(None).sums.items()) == []
     file = rebooted.join()
     count(file, 1)
     die(file)
     rebooted.compact()
-    assert [counts for _, counts in rebooted.read(None).counts] == [[1]]
+    assert [counts for _, counts in rebooted.read(None).sums.items()] == [[1]]
 
 
 def test_a_process_of_another_container_is_skipped_while_it_lives(
@@ -336,7 +336,7 @@ def test_the_archive_does_not_grow_with_every_label_that_ever_was(
             count(file, 1, Key("requests", "s", (f"/{generation}/{i}", "GET")))
         die(file)
         directory.compact()
-    counts = {key.values: values[0] for key, values in directory.read(None).counts}
+    counts = {key.values: values[0] for key, values in directory.read(None).sums.items()}
     assert sum(counts.values()) == 50
     assert len(counts) == 11
     assert counts[("__other__", "GET")] == 40

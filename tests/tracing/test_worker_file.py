@@ -16,6 +16,8 @@ from tailwatch_tracing.worker_file import (
     Cells,
     Identity,
     Key,
+    Names,
+    Sums,
     Unreadable,
     WorkerFile,
     frozen,
@@ -29,24 +31,34 @@ def make(path: Path) -> WorkerFile:
 
 
 def read(path: Path) -> dict[Key, list[int]]:
-    cells = Cells(path)
-    _, counts = cells.read()
-    return dict(zip(cells.keys, counts, strict=True))
+    sums = Sums(Names())
+    cells = Cells(path, sums.names)
+    sums.add(cells, cells.refresh())
+    return dict(sums.items())
 
 
 def test_what_is_counted_is_read_at_any_moment(tmp_path: Path) -> None:
     file = make(tmp_path / "w.cells")
-    reader = Cells(file.path)
+    names = Names()
+    reader = Cells(file.path, names)
+
+    def read_again() -> list[tuple[Key, list[int]]]:
+        sums = Sums(names)
+        sums.add(reader, reader.refresh())
+        return list(sums.items())
+
     counts = file.allocate("s", "requests", ("/ü", 'a "b"\n', "\udc80"), 3)
     assert list(counts) == [0, 0, 0]
     counts[0] += 1
     counts[2] -= 2**62
-    assert reader.read() == (NOT_SERVING, [[1, 0, -(2**62)]])
-    assert reader.keys == [Key("requests", "s", ("/ü", 'a "b"\n', "\udc80"))]
+    key = Key("requests", "s", ("/ü", 'a "b"\n', "\udc80"))
+    assert read_again() == [(key, [1, 0, -(2**62)])]
+    assert reader.number() == NOT_SERVING
     counts[0] += 1
     file.allocate("", "pauses", (), 1)[0] = 9
     file.number = 5
-    assert reader.read() == (5, [[2, 0, -(2**62)], [9]])
+    assert read_again() == [(Key("pauses", "", ()), [9]), (key, [2, 0, -(2**62)])]
+    assert reader.number() == 5
     assert reader.identity == ME
     assert not reader.is_torn
 
@@ -87,7 +99,9 @@ def test_a_record_is_there_when_its_first_word_is(tmp_path: Path) -> None:
     torn = tmp_path / "torn.cells"
     torn.write_bytes(both)
     assert read(torn) == {Key("first", "s", ()): [1]}
-    assert not Cells(torn).is_torn
+    reader = Cells(torn, Names())
+    reader.refresh()
+    assert not reader.is_torn
 
 
 def sample() -> bytes:
@@ -98,8 +112,8 @@ def sample() -> bytes:
 def test_a_frozen_file_says_whose_counts_it_has(tmp_path: Path) -> None:
     path = tmp_path / "archive"
     path.write_bytes(sample())
-    cells = Cells(path)
-    cells.read()
+    cells = Cells(path, Names())
+    cells.refresh()
     assert cells.absorbed == {"aa", "bb"}
     assert read(path) == {Key("m", "s", (str(i),)): [i, 2 * i] for i in range(6)}
 
@@ -159,8 +173,10 @@ def test_a_sound_record_with_a_strange_name_is_damage(tmp_path: Path, text: byte
     record = worker_file._record(1, text, 1) + bytes(8)
     path = tmp_path / "w.cells"
     path.write_bytes(head + record)
-    cells = Cells(path)
-    assert cells.read()[1] == []
+    names = Names()
+    cells = Cells(path, names)
+    cells.refresh()
+    assert names.keys == []
     assert cells.is_torn
 
 
@@ -168,5 +184,5 @@ def test_a_header_of_another_format_is_a_version(tmp_path: Path) -> None:
     path = tmp_path / "w.cells"
     path.write_bytes(struct.pack("=8sII", b"twcells\0", 2, zlib.crc32(b"")) + bytes(300))
     with pytest.raises(Unreadable, match="format 2, this version reads 1") as error:
-        Cells(path)
+        Cells(path, Names())
     assert error.value.reason == "version"

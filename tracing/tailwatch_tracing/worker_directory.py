@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,8 @@ from tailwatch_tracing.worker_file import (
     Cells,
     Identity,
     Key,
+    Names,
+    Sums,
     Unreadable,
     WorkerFile,
     frozen,
@@ -33,6 +35,7 @@ from tailwatch_tracing.worker_file import (
 )
 
 _ARCHIVED_SERIES = 10_000  # label sets of a metric; workers that differ in them come and go
+_KNOWN_NAMES = 100_000  # then all is read anew
 _UNFINISHED_SECONDS = 60
 _TRIES = 5
 
@@ -54,9 +57,9 @@ class Worker(NamedTuple):
 class Reading:
     """What the directory had."""
 
-    def __init__(self, archive_token: str | None) -> None:
+    def __init__(self, names: Names, archive_token: str | None) -> None:
         self.archive_token = archive_token
-        self.counts: list[tuple[Key, list[int]]] = []
+        self.sums = Sums(names)
         self.workers: list[Worker] = []
         self.skipped: list[Unreadable] = []
         self.has_dead = False
@@ -83,6 +86,7 @@ class WorkerDirectory:
         self._proc = proc
         self._boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         self._namespace = os.stat(proc / "self/ns/pid").st_ino
+        self._names = Names()
         self._known: dict[str, Cells] = {}
         self._archive: _Archive | None = None
         self._reading = threading.Lock()
@@ -145,10 +149,10 @@ class WorkerDirectory:
     def workers(self) -> list[Worker]:
         """Return the live processes that serve, by number; what cannot be read is left out."""
         workers: list[Worker] = []
-        for name in self._names():
+        for name in self._listing():
             if name.endswith(_CELLS):
                 with suppress(Unreadable, FileNotFoundError):
-                    cells = Cells(self.path / name)
+                    cells = Cells(self.path / name, Names())
                     if self._state(cells) is _State.ALIVE:
                         _add_worker(workers, cells, cells.number())
         return sorted(workers)
@@ -188,10 +192,15 @@ class WorkerDirectory:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
         child = copy.copy(self)
-        child._known = {}
+        child._forget()
         child._reading = threading.Lock()
         child._lock_fd = -1
         return child
+
+    def _forget(self) -> None:
+        self._names = Names()
+        self._known = {}
+        self._archive = None
 
     def _check_owner(self) -> None:
         about = os.stat(self.path)
@@ -207,16 +216,19 @@ class WorkerDirectory:
             )
 
     def _read_once(self, own: WorkerFile | None) -> Reading:
+        if len(self._names.keys) > _KNOWN_NAMES:
+            self._forget()
         token, wrong = self._archive_token()
         archive = self._archive
         if archive is None or archive.token != token:
-            archive, wrong = self._read_archive()
+            archive, wrong = self._read_archive(self._names)
             self._archive = archive
-        reading = Reading(archive.token if archive else None)
+        reading = Reading(self._names, archive.token if archive else None)
         reading.skipped += archive.wrong if archive else wrong
-        reading.counts += archive.counts if archive else ()
-        absorbed = archive.absorbed if archive else ()
-        names = self._names()
+        if archive is not None:
+            reading.sums.add(archive.cells, archive.words)
+        absorbed = archive.cells.absorbed if archive else ()
+        names = self._listing()
         self._known = {name: self._known[name] for name in names if name in self._known}
         for name in names:
             if not name.endswith(_CELLS):
@@ -245,38 +257,36 @@ class WorkerDirectory:
         if state is not _State.ALIVE:
             reading.has_dead = True
         if state is not _State.OF_AN_EARLIER_BOOT:
-            number, counts = cells.read()
-            reading.counts += zip(cells.keys, counts, strict=True)
+            reading.sums.add(cells, cells.refresh())
             if state is _State.ALIVE:
-                _add_worker(reading.workers, cells, number)
+                _add_worker(reading.workers, cells, cells.number())
             if cells.is_torn:
                 raise Unreadable(cells.path, "torn", "a record is damaged; those before it count")
 
     def _archive_token(self) -> tuple[str | None, list[Unreadable]]:
         """Return which archive there is, None without one of this boot, and what is wrong."""
         try:
-            identity = Cells(self.path / _ARCHIVE).identity
+            identity = Cells(self.path / _ARCHIVE, Names()).identity
         except FileNotFoundError:
             return None, []
         except Unreadable as error:
             return None, [error]
         return (identity.token if identity.boot == self._boot else None), []
 
-    def _read_archive(self) -> tuple[_Archive | None, list[Unreadable]]:
+    def _read_archive(self, names: Names) -> tuple[_Archive | None, list[Unreadable]]:
         token, wrong = self._archive_token()
         if token is None:
             return None, wrong
         try:
-            cells = Cells(self.path / _ARCHIVE)
-            _, counts = cells.read()
+            cells = Cells(self.path / _ARCHIVE, names)
+            words = cells.refresh()
         except Unreadable as error:
             return None, [error]
         if cells.is_torn:
             wrong = [Unreadable(cells.path, "torn", "a record is damaged; those before it count")]
-        pairs = list(zip(cells.keys, counts, strict=True))
-        return _Archive(cells.identity.token, cells.absorbed, pairs, wrong), wrong
+        return _Archive(cells.identity.token, cells, words, wrong), wrong
 
-    def _names(self) -> list[str]:
+    def _listing(self) -> list[str]:
         try:
             return sorted(os.listdir(self.path))
         except FileNotFoundError:
@@ -285,7 +295,7 @@ class WorkerDirectory:
     def _cells(self, name: str) -> Cells:
         cells = self._known.get(name)
         if cells is None:
-            cells = self._known[name] = Cells(self.path / name)
+            cells = self._known[name] = Cells(self.path / name, self._names)
         return cells
 
     def _state(self, cells: Cells) -> _State:
@@ -302,26 +312,24 @@ class WorkerDirectory:
         return _State.ALIVE
 
     def _merge_dead(self) -> None:
-        archive, wrong = self._read_archive()
-        sums = _Sums()
+        sums = Sums(Names())
+        archive, wrong = self._read_archive(sums.names)
+        absorbed = archive.cells.absorbed if archive else ()
         if archive is not None:
-            sums.add(archive.counts)
+            sums.add(archive.cells, archive.words)
         merged: list[Cells] = []
-        for name in self._names():
+        for name in self._listing():
             if not name.endswith(_CELLS):
                 continue
             path = self.path / name
             with suppress(FileNotFoundError):
                 try:
-                    cells = Cells(path)
+                    cells = Cells(path, sums.names)
                     state = self._state(cells)
-                    if state is _State.OF_AN_EARLIER_BOOT or (
-                        archive is not None and cells.identity.token in archive.absorbed
-                    ):
+                    if state is _State.OF_AN_EARLIER_BOOT or cells.identity.token in absorbed:
                         self._remove(path)
                     elif state is _State.DEAD:
-                        _, counts = cells.read()
-                        sums.add(zip(cells.keys, counts, strict=True))
+                        sums.add(cells, cells.refresh())
                         merged.append(cells)
                 except Unreadable as error:
                     if error.reason == "version" and not is_locked(path):
@@ -333,14 +341,14 @@ class WorkerDirectory:
         identity = Identity(new_token(), self._boot, self._namespace, 0, 0)
         unfinished = self.path / f"{_ARCHIVE}{_NEW}"
         tokens = [cells.identity.token for cells in merged]
-        unfinished.write_bytes(frozen(identity, tokens, sums.items()))
+        unfinished.write_bytes(frozen(identity, tokens, _bounded(sums)))
         os.replace(unfinished, self.path / _ARCHIVE)
         for cells in merged:
             self._remove(cells.path)
 
     def _sweep_leftovers(self) -> None:
         """Remove what was begun by a process that is dead, and levels without a worker."""
-        for name in self._names():
+        for name in self._listing():
             path = self.path / name
             with suppress(FileNotFoundError):
                 if name.startswith("worker-") and path.suffix in (_LEVELS, _NEW):
@@ -376,36 +384,25 @@ class WorkerDirectory:
 
 class _Archive(NamedTuple):
     token: str
-    absorbed: frozenset[str]
-    counts: list[tuple[Key, list[int]]]
+    cells: Cells
+    words: memoryview[int]  # they never change
     wrong: list[Unreadable]
 
 
-class _Sums:
-    """Counts of the dead by cell, with a bound on how many cells a metric has."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[Key, int], list[int]] = {}
-        self._cells: Counter[tuple[str, str]] = Counter()
-
-    def add(self, cells: Iterable[tuple[Key, list[int]]]) -> None:
-        """Add every cell, or to `__other__` where a metric has too many."""
-        for key, counts in cells:
-            size = len(counts)  # of another version it may differ: kept apart for that one
-            if (key, size) not in self._counts:
-                family = (key.metric, key.owner)
-                if self._cells[family] >= _ARCHIVED_SERIES and key.values:
-                    key = key._replace(values=(OVERFLOW, *key.values[1:]))
-                self._cells[family] += 1
-            known = self._counts.get((key, size))
-            self._counts[key, size] = (
-                counts if known is None else [a + b for a, b in zip(known, counts, strict=True)]
-            )
-
-    def items(self) -> Iterator[tuple[Key, list[int]]]:
-        """Yield the cells with their counts."""
-        for (key, _), counts in self._counts.items():
-            yield key, counts
+def _bounded(sums: Sums) -> list[tuple[Key, list[int]]]:
+    """Return the sums, those of a metric with too many cells in one of `__other__`."""
+    kept: list[tuple[Key, list[int]]] = []
+    cells: Counter[tuple[str, str]] = Counter()
+    rest: dict[tuple[Key, int], list[int]] = {}
+    for key, counts in sums.items():
+        cells[key.metric, key.owner] += 1
+        if cells[key.metric, key.owner] <= _ARCHIVED_SERIES or not key.values:
+            kept.append((key, counts))
+            continue
+        key = key._replace(values=(OVERFLOW, *key.values[1:]))
+        known = rest.setdefault((key, len(counts)), [0] * len(counts))
+        rest[key, len(counts)] = [a + b for a, b in zip(known, counts, strict=True)]
+    return kept + [(key, counts) for (key, _), counts in rest.items()]
 
 
 def process_start(proc: Path, pid: int) -> int | None:

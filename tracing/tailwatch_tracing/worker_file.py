@@ -18,7 +18,8 @@ import secrets
 import struct
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,8 +124,7 @@ class WorkerFile:
         Raises:
             OSError: no room on the device.
         """
-        text = json.dumps([metric, owner, values]).encode()
-        return self._append(_CELL, text, size)
+        return self._append(_CELL, _name(Key(metric, owner, values)), size)
 
     def rename(self, old: str, new: str) -> None:
         """Give an owner's cells to another name.
@@ -173,6 +173,62 @@ class WorkerFile:
         self._size += size
 
 
+class Names:
+    """Numbers the names of cells, for several files: a name is understood once, not per reading."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self._numbers: dict[tuple[bytes, int], int] = {}
+
+    def number(self, name: bytes, size: int) -> int:
+        """Return the number of a name in a record with so many integers.
+
+        Of another size, as of another version, it has another number.
+
+        Raises:
+            ValueError, TypeError: it is not a cell's name.
+        """
+        number = self._numbers.get((name, size))
+        if number is None:
+            key = _key(name)
+            number = self._numbers[name, size] = len(self.keys)
+            self.keys.append(key)
+        return number
+
+
+class Sums:
+    """Integers of cells, summed over files."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._counts: list[list[int] | None] = []
+        self._single: dict[int, int] = {}  # of cells with one integer
+
+    def add(self, cells: Cells, words: memoryview[int]) -> None:
+        """Add what a file has now."""
+        single = self._single
+        for number, position in cells.singles:
+            if number in single:
+                single[number] += words[position]
+            else:
+                single[number] = words[position]
+        counts = self._counts
+        counts += [None] * (len(self.names.keys) - len(counts))
+        for number, start, stop in cells.spans:
+            part = words[start:stop].tolist()
+            known = counts[number]
+            counts[number] = part if known is None else list(map(add, known, part))
+
+    def items(self) -> Iterator[tuple[Key, list[int]]]:
+        """Yield the cells with their sums."""
+        keys = self.names.keys
+        for number, count in self._single.items():
+            yield keys[number], [count]
+        for number, counts in enumerate(self._counts):
+            if counts is not None:
+                yield keys[number], counts
+
+
 class Cells:
     """What a file has, read again and again: what is known of it stays, only the rest is parsed.
 
@@ -181,24 +237,26 @@ class Cells:
         OSError: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, names: Names) -> None:
         self.path = path
-        self.keys: list[Key] = []
         self.absorbed: frozenset[str] = frozenset()
         self.is_torn = False
-        self._spans: list[tuple[int, int]] = []  # of each key, in words
+        self.singles: list[tuple[int, int]] = []  # number, place of a cell of one integer
+        self.spans: list[tuple[int, int, int]] = []  # number, start and stop of others, in words
+        self._names = names
         self._parsed = _HEADER_BYTES
         self.identity = parse_header(path, bytes(self._map()[: _HEADER_BYTES // _WORD]))
 
-    def read(self) -> tuple[int, list[list[int]]]:
-        """Return the worker's number, and the integers of each of `keys` now."""
+    def refresh(self) -> memoryview[int]:
+        """Take in what was written since, and return the words of the file."""
         words = self._map()
+        if len(words) * _WORD < self._parsed:
+            raise Unreadable(self.path, "torn", "it shrank")
         self._parse(words)
-        numbers = words[: self._parsed // _WORD].tolist()
-        return numbers[_NUMBER_WORD], [numbers[start:stop] for start, stop in self._spans]
+        return words
 
     def number(self) -> int:
-        """Return the worker's number now."""
+        """Return the worker's number as it is now."""
         return self._map()[_NUMBER_WORD]
 
     def _map(self) -> memoryview[int]:
@@ -244,22 +302,42 @@ class Cells:
             return False
         try:
             if kind == _CELL:
-                self.keys.append(_key(text))
-                self._spans.append((position + stop, position + len(record)))
+                number = self._names.number(text, count)
+                if count == 1:
+                    self.singles.append((number, position + stop))
+                else:
+                    self.spans.append((number, position + stop, position + len(record)))
             elif kind == _RENAMED:
-                old, new = json.loads(text)
-                self.keys = [k._replace(owner=new) if k.owner == old else k for k in self.keys]
+                self._rename(*json.loads(text))
             elif kind == _ABSORBED:
                 self.absorbed = frozenset(json.loads(text))
         except (ValueError, TypeError):
             return False
         return True
 
+    def _rename(self, old: str, new: str) -> None:
+        keys = self._names.keys
 
-def _key(text: bytes) -> Key:
-    metric, owner, values = json.loads(text)
+        def renamed(number: int, size: int) -> int:
+            key = keys[number]
+            if key.owner != old:
+                return number
+            return self._names.number(_name(key._replace(owner=new)), size)
+
+        self.singles = [(renamed(number, 1), position) for number, position in self.singles]
+        self.spans = [
+            (renamed(number, stop - start), start, stop) for number, start, stop in self.spans
+        ]
+
+
+def _name(key: Key) -> bytes:
+    return json.dumps(key).encode()
+
+
+def _key(name: bytes) -> Key:
+    metric, owner, values = json.loads(name)
     if not all(isinstance(each, str) for each in (metric, owner, *values)):
-        raise ValueError(f"{text!r}: expected strings")
+        raise ValueError(f"{name!r}: expected strings")
     return Key(metric, owner, tuple(values))
 
 
@@ -293,7 +371,7 @@ def frozen(
     """
     parts = [_header(identity), _record(_ABSORBED, json.dumps(sorted(absorbed)).encode(), 0)]
     for key, counts in cells:
-        parts.append(_record(_CELL, json.dumps(key).encode(), len(counts)))
+        parts.append(_record(_CELL, _name(key), len(counts)))
         parts.append(struct.pack(f"={len(counts)}q", *map(_clamped, counts)))
     return b"".join(parts)
 

@@ -130,7 +130,7 @@ class Workers:
         except OSError as error:
             self._note_unwritable(error)
             return
-        for key, counts in reading.counts:
+        for key, counts in reading.sums.items():
             if is_published(key.metric, key.values, len(counts)):
                 if key.owner != PROCESS:
                     snapshot.add_service(key.owner)
