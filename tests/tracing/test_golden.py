@@ -31,7 +31,7 @@ from tailwatch_tracing import (
 from tailwatch_tracing.exposition import render_families
 from tailwatch_tracing.runtime import watch_largest_free_block, watch_threadpool
 from tailwatch_tracing.serving import collect
-from tailwatch_tracing.spans import SpanRecorder
+from tailwatch_tracing.spans.recorder import SpanRecorder
 from tailwatch_tracing.torch_memory import TorchMemory
 from tests.tracing.asgi import Exchange, http_scope, request
 from tests.tracing.conftest import Clock

@@ -8,11 +8,11 @@ and a renderer in another thread at worst misses the last one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from tailwatch_tracing.exposition import Exemplar
-from tailwatch_tracing.families import EDGES_NS, SERIES_OVERFLOW, Metric
+from tailwatch_tracing.families import EDGES_NS, SERIES_OVERFLOW, Grid, Metric
 
 FIRST_EDGE_NS = EDGES_NS[0]
 """Most stages of a light request end below it: no need to search then."""
@@ -93,11 +93,12 @@ class Cell:
 class HistogramCell(Cell):
     """One histogram series: a count per bucket, then the sum, in the unit of its grid."""
 
-    __slots__ = ("_edges", "exemplars")
+    __slots__ = ("_edges", "exemplars", "unit")
 
-    def __init__(self, counts: Counts, edges: Sequence[int]) -> None:
+    def __init__(self, counts: Counts, grid: Grid) -> None:
         super().__init__(counts)
-        self._edges = edges
+        self._edges = grid.edges
+        self.unit = grid.unit
         self.exemplars: dict[int, Exemplar] | None = None
 
     def observe(self, value: int) -> None:
@@ -146,9 +147,9 @@ class CellStore:
         key = (metric.name, values)
         cell = self.cells.get(key)
         if cell is None:
-            edges = metric.grid.edges
-            counts = self._memory.allocate(self.owner, metric.name, values, len(edges) + 2)
-            cell = self.cells.setdefault(key, HistogramCell(counts, edges))
+            size = len(metric.grid.edges) + 2
+            counts = self._memory.allocate(self.owner, metric.name, values, size)
+            cell = self.cells.setdefault(key, HistogramCell(counts, metric.grid))
         assert isinstance(cell, HistogramCell)
         return cell
 

@@ -409,7 +409,7 @@ SPANS_DROPPED = Metric(
     "counter",
     "Spans that were not delivered.",
     ("reason",),
-    row=("export_failed", "queue_full", "stage_limit"),
+    row=("export_failed", "queue_full", "stage_limit", "keep_limit"),
 )
 WORKER_FILES_SKIPPED = Metric(
     "tailwatch_worker_files_skipped_total",

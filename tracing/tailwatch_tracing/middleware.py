@@ -10,12 +10,12 @@ from time import time_ns
 
 from tailwatch_tracing import clock
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, UPSTREAM_WAIT
-from tailwatch_tracing.request import SPANNED, UNNOTICED_NS, Receive, Request, Send
+from tailwatch_tracing.request import UNNOTICED_NS, Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
 from tailwatch_tracing.runtime import runtime
 from tailwatch_tracing.service import service_named
 from tailwatch_tracing.serving import answer_metrics
-from tailwatch_tracing.spans import SpanRecorder, are_configured
+from tailwatch_tracing.spans import are_configured, recorder_of
 from tailwatch_tracing.units import Unit, current_unit
 from tailwatch_tracing.upstream import wait_ns
 from tailwatch_tracing.websockets import Websocket, websockets_of
@@ -88,7 +88,7 @@ class StageTimingMiddleware:
         )
         self._routes = RouteTable(self._service)
         if self._service.spans is None and are_configured(os.environ):
-            self._service.spans = SpanRecorder(self._service)
+            self._service.spans = recorder_of(self._service)
         runtime.watch_collector()
         workers.configure(service, workers_dir)
 
@@ -126,8 +126,7 @@ class StageTimingMiddleware:
         spans = self._service.spans
         if spans is not None:
             request.span = None
-            request.events = SPANNED
-            spans.begin(request)
+            spans.begin(request, self.app)
         token = current_unit.set(request)
         try:
             await self.app(scope, request.receive, request.send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from tailwatch_tracing import clock
+from tailwatch_tracing.exemplars import note
 from tailwatch_tracing.request import REJECTED, Request
 from tailwatch_tracing.service import (
     QueueCells,
@@ -21,11 +22,12 @@ _unbound: list[RequestQueue] = []
 class QueuePlace:
     """One waiting request. Leave by `leave()` or by the end of a `with` block, sync or async."""
 
-    __slots__ = ("_cells", "_has_left", "_start_ns")
+    __slots__ = ("_cells", "_has_left", "_start_ns", "_unit")
 
     def __init__(self, cells: QueueCells) -> None:
         self._cells = cells
         self._has_left = False
+        self._unit = current_unit.get()
         self._start_ns = clock.now_ns()
         with cells.lock:
             cells.entered += 1
@@ -36,7 +38,9 @@ class QueuePlace:
             if not self._has_left:
                 self._has_left = True
                 self._cells.left += 1
-                self._cells.wait.observe(clock.now_ns() - self._start_ns)
+                waited_ns = clock.now_ns() - self._start_ns
+                self._cells.wait.observe(waited_ns)
+                note(self._cells.wait, waited_ns, self._unit)
 
     def __enter__(self) -> QueuePlace:
         """Wait within a block."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailwatch_tracing import clock
 from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS
+from tailwatch_tracing.exemplars import observe
 from tailwatch_tracing.families import BACKGROUND, EDGES_NS
 from tailwatch_tracing.routes import RouteTable, Scope
 from tailwatch_tracing.service import RouteCells
@@ -16,7 +17,7 @@ from tailwatch_tracing.streams import Stream, is_background_error, is_resent
 from tailwatch_tracing.units import Unit
 
 if TYPE_CHECKING:
-    from tailwatch_tracing.spans import RequestSpan
+    from tailwatch_tracing.spans.recorder import AnySpan
     from tailwatch_tracing.stages import stage
 
 Message = MutableMapping[str, Any]
@@ -28,7 +29,7 @@ CLIENT_LEFT = 1  # http.disconnect was received, or a send failed
 REJECTED = 2  # a queue refused it
 STREAM = 4  # its body comes in more than one message
 LEFT_UNANSWERED = 8  # the client left before the response started: none of it is sent
-SPANNED = 16  # it has a span
+SPANNED = 16  # it has a span to be kept, unless it is only kept for how the request ends
 
 STATUS_CLIENT_LEFT = 499  # nginx's code for a client that left before an answer
 
@@ -67,7 +68,7 @@ class Request(Unit):
     _ended: Ended  # once it has ended and is not counted yet
     _stream: Stream | None  # with STREAM; None when its times do not count
     response_start_ns: int  # with a status
-    span: RequestSpan | None  # with SPANNED
+    span: AnySpan | None  # where the service has spans
 
     def __init__(self, routes: RouteTable, scope: Scope, receive: Receive, send: Send) -> None:
         # Unit's attributes are set here, too: a call to its __init__ costs more than all of them.
@@ -84,6 +85,11 @@ class Request(Unit):
         self._send = send
         service.in_flight[self] = None
         self.start_ns = clock.now_ns()
+
+    @property
+    def span_or_none(self) -> AnySpan | None:
+        """The request's span, None where the service has no spans."""
+        return getattr(self, "span", None)
 
     async def receive(self) -> Message:
         """Receive for the application; note when the client leaves."""
@@ -126,7 +132,7 @@ class Request(Unit):
                 self._settle(error)
             background_ns = now_ns - self.end_ns
             if background_ns > UNNOTICED_NS:
-                self._route().histogram(BACKGROUND).observe(background_ns)
+                observe(self._route().histogram(BACKGROUND), background_ns, self.span_or_none)
         except Exception:
             self.service.note_error("request")
 
@@ -158,7 +164,9 @@ class Request(Unit):
         self._stream = None
         if self.status and not self._is_rejected():
             try:
-                self._stream = Stream(self._route(), self.start_ns, self.response_start_ns)
+                self._stream = Stream(
+                    self._route(), self.start_ns, self.response_start_ns, self.span_or_none
+                )
             except Exception:
                 self.service.note_error("request")
 
@@ -268,8 +276,9 @@ class Request(Unit):
         events = self.events
         if not events and log is None and outcome == "ok" and answered_ns <= service.plain_ns:
             route.expect_plain(self.scope["method"], status)
-        if events & SPANNED and self.span is not None:
-            self.span.end(self, route, status, outcome, self.end_ns, log or ())
+        span = self.span_or_none
+        if span is not None:
+            span.finish(self, route, status, outcome, self.end_ns, log or ())
 
     def _route(self) -> RouteCells:
         try:

@@ -26,7 +26,7 @@ from tailwatch_tracing.page import PLAIN, Level, Snapshot
 
 if TYPE_CHECKING:
     from tailwatch_tracing.request import Request
-    from tailwatch_tracing.spans import SpanRecorder
+    from tailwatch_tracing.spans.recorder import SpanRecorder
     from tailwatch_tracing.websockets import Websockets
 
 logger = logging.getLogger("tailwatch_tracing")

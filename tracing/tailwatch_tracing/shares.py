@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tailwatch_tracing import clock, cpu
 from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS, Capped, CellStore
 from tailwatch_tracing.cuda import PendingTimes, pending_times
+from tailwatch_tracing.exemplars import note
 from tailwatch_tracing.families import EDGES_NS, STAGE_DURATION
 from tailwatch_tracing.service import STAGE_LIMIT, Service, StageCells
 
@@ -201,6 +202,8 @@ def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
             counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
             counts[SUM_NS] += wall_ns
             cells.exclusive.counts[slow] += wall_ns
+            if service.spans is not None:
+                note(cells.wall, wall_ns, unit)
     return end_ns
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from tailwatch_tracing.exemplars import observe
 from tailwatch_tracing.families import CHUNK_GAP, FIRST_CHUNK, RESPONSE_START
 from tailwatch_tracing.service import RouteCells
+
+if TYPE_CHECKING:
+    from tailwatch_tracing.spans.recorder import AnySpan
 
 
 class Stream:
@@ -15,23 +20,26 @@ class Stream:
     A chunk is a body message that is not empty. What is in it is never looked at.
     """
 
-    __slots__ = ("_gaps", "_last_ns", "_route", "_start_ns", "chunks")
+    __slots__ = ("_gaps", "_last_ns", "_route", "_span", "_start_ns", "chunks")
 
-    def __init__(self, route: RouteCells, start_ns: int, response_start_ns: int) -> None:
+    def __init__(
+        self, route: RouteCells, start_ns: int, response_start_ns: int, span: AnySpan | None
+    ) -> None:
         self._route = route
         self._start_ns = start_ns
         self._last_ns = 0
+        self._span = span
         self.chunks = 0
-        route.histogram(RESPONSE_START).observe(response_start_ns - start_ns)
+        observe(route.histogram(RESPONSE_START), response_start_ns - start_ns, span)
 
     def note_chunk(self, now_ns: int) -> None:
         """Observe the time to the first chunk, or since the one before."""
         if self.chunks == 0:
-            self._route.histogram(FIRST_CHUNK).observe(now_ns - self._start_ns)
+            observe(self._route.histogram(FIRST_CHUNK), now_ns - self._start_ns, self._span)
         else:
             if self.chunks == 1:
                 self._gaps = self._route.histogram(CHUNK_GAP)
-            self._gaps.observe(now_ns - self._last_ns)
+            observe(self._gaps, now_ns - self._last_ns, self._span)
         self.chunks += 1
         self._last_ns = now_ns
 

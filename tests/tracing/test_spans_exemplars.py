@@ -1,0 +1,91 @@
+"""A bucket of every histogram leads to a kept trace, and to none that is not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from tailwatch_tracing import StageTimingMiddleware, render_metrics, stage
+from tests.tracing.asgi import request
+from tests.tracing.conftest import Clock
+from tests.tracing.test_spans import NOT_SAMPLED, SAMPLED, TRACE_ID, Traced
+
+
+def exemplars() -> dict[tuple[str, str], list[Any]]:
+    """By family and the label that is not the service's or the bucket's."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    body, _ = render_metrics("application/openmetrics-text")
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            if sample.exemplar:
+                (label,) = (v for k, v in sample.labels.items() if k not in ("service", "le"))
+                found.setdefault((family.name, label), []).append(sample.exemplar)
+    return found
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Traced:
+    return Traced(monkeypatch)
+
+
+def test_duration_and_stages_point_to_a_kept_trace(traced: Traced) -> None:
+    traced.get("/x/7", headers=SAMPLED)
+    found = exemplars()
+    expected = {
+        ("inference_request_duration_seconds", "/x/{id}"): 0.006,
+        ("inference_stage_duration_seconds", "preprocess"): 0.002,
+        ("inference_stage_duration_seconds", "inference"): 0.004,
+    }
+    for series, seconds in expected.items():
+        (exemplar,) = found[series]
+        assert exemplar.labels["trace_id"] == TRACE_ID
+        assert len(exemplar.labels["span_id"]) == 16
+        assert seconds <= exemplar.value < 5
+        assert abs(float(exemplar.timestamp) - time.time()) < 60
+
+
+def test_a_trace_that_is_not_kept_is_no_exemplar(traced: Traced) -> None:
+    traced.get("/x/7", headers=NOT_SAMPLED)
+    assert exemplars() == {}
+
+
+def test_a_trace_that_is_kept_late_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(
+        monkeypatch, OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0"
+    )
+    with pytest.raises(LookupError):
+        traced.get("/fail", headers=NOT_SAMPLED)
+    assert ("inference_request_duration_seconds", "/fail") in exemplars()
+
+
+def test_a_rejected_request_is_in_no_histogram_and_no_exemplar(traced: Traced) -> None:
+    traced.get("/busy", headers=SAMPLED)
+    assert exemplars() == {}
+
+
+def test_the_newest_of_a_bucket_wins(traced: Traced, clock: Clock) -> None:
+    for trace_id in ("1" * 32, "2" * 32):
+        traced.get("/stream", headers=[(b"traceparent", f"00-{trace_id}-{'3' * 16}-01".encode())])
+    (exemplar,) = exemplars()[("inference_request_duration_seconds", "/stream")]
+    assert exemplar.labels["trace_id"] == "2" * 32
+
+
+def test_of_several_intervals_the_longest_is_pointed_to(traced: Traced, clock: Clock) -> None:
+    async def handler(incoming: Request) -> Response:
+        for seconds in (0.2, 1.0, 0.1):
+            with stage("inference"):
+                clock.advance(seconds)
+        return PlainTextResponse("ok")
+
+    app = StageTimingMiddleware(Starlette(routes=[Route("/", handler)]), service="s")
+    asyncio.run(request(app, "/", headers=SAMPLED))
+    (exemplar,) = exemplars()[("inference_stage_duration_seconds", "inference")]
+    assert exemplar.value == 1.0

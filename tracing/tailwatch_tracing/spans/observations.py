@@ -1,0 +1,87 @@
+"""What a request has observed, until it is known whether its trace is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tailwatch_tracing.exposition import Exemplar
+from tailwatch_tracing.spans.kept import calls_of
+
+if TYPE_CHECKING:
+    from tailwatch_tracing.cells import HistogramCell
+    from tailwatch_tracing.request import Request
+    from tailwatch_tracing.service import RouteCells
+    from tailwatch_tracing.stages import stage
+
+MOST_HISTOGRAMS = 64
+"""Histogram series that one request may point to, beside those of its duration and stages."""
+
+
+class Observations:
+    """What a request observes: forgotten, or pointed to, when it is known whether it is kept.
+
+    Of several observations in one histogram the largest is pointed to.
+    """
+
+    _largest: dict[HistogramCell, int] | None = None
+    _ids: tuple[str, str, float] | None = None
+
+    def observed(self, cell: HistogramCell, value: int) -> None:
+        """Note a value that the request's histogram has counted, in the unit of its grid."""
+        if self._ids is not None:  # after the end, as of a background task
+            _point(cell, value, self._ids)
+        else:
+            largest = self._largest
+            if largest is None:
+                self._largest = {cell: value}
+            elif cell in largest:
+                if value > largest[cell]:
+                    largest[cell] = value
+            elif len(largest) < MOST_HISTOGRAMS:
+                largest[cell] = value
+
+    def point_to(
+        self,
+        trace_id: str,
+        span_id: str,
+        request: Request,
+        route: RouteCells,
+        outcome: str,
+        end_ns: int,
+        offset_ns: int,
+        log: Sequence[stage],
+    ) -> None:
+        """Let the histograms that have counted the request point to its trace; ids are in hex."""
+        self._ids = ids = (trace_id, span_id, (end_ns + offset_ns) / 1e9)
+        if outcome != "rejected":  # which is in no duration and in no stage
+            duration_ns = end_ns - request.start_ns
+            _point(route.duration, duration_ns, ids)
+            if not log:
+                _point(request.service.unattributed.wall, duration_ns, ids)
+            stages = request.service.stages.cells
+            for name, wall_ns in _longest(log, end_ns).items():
+                cells = stages.get(name)
+                if cells is not None:
+                    _point(cells.wall, wall_ns, ids)
+        for call in calls_of(request):
+            cell = request.service.downstream.get(call.target)
+            self.observed(cell, call.end_ns - call.start_ns)
+        if self._largest is not None:
+            for cell, value in self._largest.items():
+                _point(cell, value, ids)
+
+
+def _longest(log: Sequence[stage], end_ns: int) -> dict[str, int]:
+    longest: dict[str, int] = {}
+    for interval in log:
+        stop_ns = interval.end_ns if 0 < interval.end_ns < end_ns else end_ns
+        wall_ns = stop_ns - interval.start_ns
+        if wall_ns > longest.get(interval.name, -1):
+            longest[interval.name] = wall_ns
+    return longest
+
+
+def _point(cell: HistogramCell, value: int, ids: tuple[str, str, float]) -> None:
+    trace_id, span_id, at = ids
+    cell.keep_exemplar(value, Exemplar(trace_id, span_id, value / cell.unit, at))
