@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import assert_type
 
 from fastapi import FastAPI
@@ -16,7 +17,19 @@ from tailwatch_tracing import (
     render_metrics,
     serve_metrics,
     stage,
+    watch_largest_free_block,
+    watch_threadpool,
 )
+
+
+class Executor(ThreadPoolExecutor):
+    """One's own."""
+
+
+assert_type(watch_threadpool(ThreadPoolExecutor(4), "decode"), ThreadPoolExecutor)
+assert_type(watch_threadpool(Executor(4), name="decode"), Executor)
+watch_largest_free_block()
+watch_largest_free_block(every_seconds=300)
 
 fastapi_app = FastAPI()
 fastapi_app.add_middleware(

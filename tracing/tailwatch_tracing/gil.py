@@ -11,6 +11,7 @@ processor.
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 import time
@@ -20,10 +21,10 @@ from tailwatch_tracing import clock, families
 from tailwatch_tracing.cells import Cell, CellStore
 from tailwatch_tracing.window import WindowMaximum
 
-PAUSE_SECONDS = 0.1
-"""Between two questions: a wake-up costs 40 to 100 us of CPU, so this is under 0.1 % of a core."""
-
-_PAUSE_NS = int(PAUSE_SECONDS * 1e9)
+# A wake-up costs 40 to 100 us of CPU, so ten a second are under 0.1 % of a core. The pauses vary,
+# because a regular beat would fall into step with a quota's period or a timer of the service.
+_SHORTEST_PAUSE_NS = 50_000_000
+_LONGEST_PAUSE_NS = 150_000_000
 # What a timer is late on an idle machine: 50 us of slack that the kernel takes, and the wake-up.
 _NOISE_NS = 1_000_000
 
@@ -83,14 +84,16 @@ class GilProbe:
 
     def _run(self) -> None:
         self.waited  # noqa: B018 - 0 from the start
+        vary = random.Random()
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as schedstat:
             run_delay_ns = _run_delay_ns(schedstat.fileno())
             while self._thread is threading.current_thread():
+                pause_ns = vary.randint(_SHORTEST_PAUSE_NS, _LONGEST_PAUSE_NS)
                 asked_ns = clock.now_ns()
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(pause_ns / 1e9)
                 now_ns = clock.now_ns()
                 before_ns, run_delay_ns = run_delay_ns, _run_delay_ns(schedstat.fileno())
-                self.note(now_ns - asked_ns - _PAUSE_NS, run_delay_ns - before_ns, now_ns)
+                self.note(now_ns - asked_ns - pause_ns, run_delay_ns - before_ns, now_ns)
 
 
 def _run_delay_ns(schedstat: int) -> int:

@@ -9,9 +9,14 @@ waiting time is the number of those waiting, integrated over time.
 from __future__ import annotations
 
 import math
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as futures_thread
+from functools import partial
+from types import CodeType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tailwatch_tracing import clock, families
@@ -27,9 +32,12 @@ P = ParamSpec("P")
 
 
 class PoolState(NamedTuple):
-    """Calls that run, how many may (None or infinite: no limit is known), and calls that wait."""
+    """Calls that run (or how to count them), how many may, and calls that wait.
 
-    busy: int
+    A limit that is None or infinite is not known.
+    """
+
+    busy: int | Callable[[], int]
     limit: float | None
     waiting: int
 
@@ -43,7 +51,8 @@ class PoolCells(NamedTuple):
 
 def pool_levels(name: str, state: PoolState) -> Iterator[Level]:
     """Yield the gauges of one pool."""
-    yield Level(families.THREADPOOL_BUSY, (name,), state.busy)
+    busy = state.busy() if callable(state.busy) else state.busy
+    yield Level(families.THREADPOOL_BUSY, (name,), busy)
     if state.limit is not None and math.isfinite(state.limit):
         yield Level(families.THREADPOOL_LIMIT, (name,), state.limit)
     yield Level(families.THREADPOOL_WAITING, (name,), state.waiting)
@@ -107,8 +116,8 @@ def anyio_limiter(limiter: Any) -> Callable[[], PoolState]:
 def unregistered_executor(executor: ThreadPoolExecutor) -> Callable[[], PoolState | None]:
     """Return how to look at a ThreadPoolExecutor that is somebody else's.
 
-    There is no public way. Read are `_work_queue`, `_threads`, `_idle_semaphore` and
-    `_max_workers`, the same in CPython 3.9 to 3.14.
+    There is no public way. Read are `_work_queue`, `_threads` and `_max_workers`, the same in
+    CPython 3.9 to 3.14.
     """
     reference = weakref.ref(executor)
 
@@ -116,13 +125,21 @@ def unregistered_executor(executor: ThreadPoolExecutor) -> Callable[[], PoolStat
         pool: Any = reference()
         if pool is None:
             return None
-        waiting = pool._work_queue.qsize()
-        threads = len(pool._threads)
-        # A worker is counted as idle from the end of a call until the next one is submitted.
-        idle = 0 if waiting else min(threads, pool._idle_semaphore._value)
-        return PoolState(threads - idle, pool._max_workers, waiting)
+        busy = partial(_count_busy, pool._threads, futures_thread._worker.__code__)
+        return PoolState(busy, pool._max_workers, pool._work_queue.qsize())
 
     return look
+
+
+def _count_busy(threads: Iterable[threading.Thread], waiting_for_work: CodeType) -> int:
+    """Return how many of an executor's threads are within a call.
+
+    The executor's own count of idle ones is wrong from its first backlog on: a thread that goes
+    straight to the next call counts itself in, and nobody counts it out.
+    """
+    frames = sys._current_frames()
+    of_pool = [frames.get(thread.ident or 0) for thread in list(threads)]
+    return sum(1 for frame in of_pool if frame and frame.f_code is not waiting_for_work)
 
 
 class PoolWatch:
