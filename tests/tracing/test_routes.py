@@ -278,7 +278,7 @@ def test_tenants_below_a_mount_make_one_series_and_a_bounded_cache(
         for i in range(100):
             await request(app, f"/t/tenant-{i}/things/{i}")
         table = app._routes
-        return len(table._by_place) + len(table._by_route)
+        return len(table._by_place) + len(table.by_route)
 
     assert asyncio.run(main()) <= 10
     assert nonzero("inference_requests_total", ["route"]) == {("/t/{tenant}/things/{t}",): 100}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from time import time_ns
 
 from tailwatch_tracing import clock
+from tailwatch_tracing.cpu import drive
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, UPSTREAM_WAIT
 from tailwatch_tracing.request import UNNOTICED_NS, Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
@@ -22,6 +23,10 @@ from tailwatch_tracing.websockets import Websocket, websockets_of
 from tailwatch_tracing.workers import workers
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Bound once: CPython would bind them anew for every request.
+_set_unit = current_unit.set
+_reset_unit = current_unit.reset
 
 PROBES = ("/metrics", "/health", "/healthz", "/livez", "/readyz", "/ping")
 """Paths that are not counted unless told otherwise."""
@@ -117,19 +122,37 @@ class StageTimingMiddleware:
         if kind == "websocket":
             await self._handle_websocket(scope, receive, send)
             return
-        request = Request(self._routes, scope, receive, send)
+        app = self.app
+        service = self._service
+        request = Request()
+        request.service = service
+        request.routes = self._routes
+        request.scope = scope
+        request.server_receive = receive
+        request.server_send = send
+        request.is_open = True
+        request.log = None
+        request.folded = None
+        request.status = 0
+        request.events = 0
+        request.end_ns = 0
+        service.in_flight[request] = None
+        request.start_ns = start_ns = clock.now_ns()
         # From the first request on: what a model's loading blocks before is nobody's wait.
-        if request.start_ns > runtime.look_again_ns:
+        if start_ns > runtime.look_again_ns:
             self._watch_loop()
         if self._trust_request_start:
             self._note_upstream_wait(scope)
-        spans = self._service.spans
+        spans = service.spans
         if spans is not None:
             request.span = None
-            spans.begin(request, self.app)
-        token = current_unit.set(request)
+            spans.begin(request, app)
+        token = _set_unit(request)
         try:
-            await self.app(scope, request.receive, request.send)
+            if service.has_suspended_stages:
+                await drive(app(scope, request.receive, request.send))
+            else:
+                await app(scope, request.receive, request.send)
         except BaseException as error:
             request.leave(error)
             raise
@@ -138,7 +161,7 @@ class StageTimingMiddleware:
                 request.leave(None)
         finally:
             try:
-                current_unit.reset(token)
+                _reset_unit(token)
                 if spans is not None and request.span is not None:
                     request.span.detach()
             except ValueError:  # closed in another context, which has nothing to restore

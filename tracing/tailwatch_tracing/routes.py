@@ -25,14 +25,17 @@ _DEEPEST = 32  # mounts and wrappers that are looked through
 
 
 class RouteTable:
-    """Scope of a finished request -> cells of its route template, through a bounded cache."""
+    """Scope of a finished request -> cells of its route template, through a bounded cache.
 
-    __slots__ = ("_by_place", "_by_route", "_kept", "service", "unmatched")
+    `by_route` has those of a route that is not below a mount, by its id; FastAPI's by two ids.
+    """
+
+    __slots__ = ("_by_place", "_kept", "by_route", "service", "unmatched")
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.unmatched = service.route_cells(UNMATCHED)
-        self._by_route: dict[Any, RouteCells] = {}
+        self.by_route: dict[Any, RouteCells] = {}
         self._by_place: dict[Any, RouteCells] = {}
         self._kept: list[object] = []  # an id is a key as long as its object lives
 
@@ -43,10 +46,10 @@ class RouteTable:
         key: object = id(scope["route"])
         if "fastapi" in scope:
             key = (key, id(_included(scope)))
-        cells = self._by_route.get(key)
+        cells = self.by_route.get(key)
         if cells is None:
             cells = self.service.route_cells(find_template(scope))
-            self._keep(self._by_route, key, cells, (scope["route"], _included(scope)))
+            self._keep(self.by_route, key, cells, (scope["route"], _included(scope)))
         return cells
 
     def _find_place(self, scope: Scope) -> RouteCells:
@@ -70,7 +73,7 @@ class RouteTable:
         self, cache: dict[Any, RouteCells], key: object, cells: RouteCells, alive: object
     ) -> None:
         if len(self._kept) >= _KEPT:
-            self._by_route.clear()
+            self.by_route.clear()
             self._by_place.clear()
             self._kept.clear()
         cache[key] = cells
