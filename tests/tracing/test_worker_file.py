@@ -167,17 +167,31 @@ def test_noise_is_never_an_error(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"{}", b"nonsense", b'["m", 3, null]', b'["m","s",[1]]'])
-def test_a_sound_record_with_a_strange_name_is_damage(tmp_path: Path, text: bytes) -> None:
-    head = sample()[:256]
-    record = worker_file._record(1, text, 1) + bytes(8)
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *((1, text) for text in (b"[1]", b"{}", b"nonsense", b'["m", 3, null]', b'["m","s",[1]]')),
+        (2, b"[1]"),
+        (3, b"7"),
+        (99, b"[]"),
+    ],
+)
+def test_a_sound_record_of_another_version_is_passed_over(
+    tmp_path: Path, kind: int, text: bytes
+) -> None:
     path = tmp_path / "w.cells"
-    path.write_bytes(head + record)
-    names = Names()
-    cells = Cells(path, names)
+    strange = worker_file._record(kind, text, 1) + bytes(8)
+    path.write_bytes(sample()[:256] + strange + sample()[256:])
+    cells = Cells(path, Names())
     cells.refresh()
-    assert names.keys == []
-    assert cells.is_torn
+    assert not cells.is_torn
+    assert len(read(path)) == 6
+
+
+def test_a_label_that_is_no_string_is_written_as_one(tmp_path: Path) -> None:
+    file = make(tmp_path / "w.cells")
+    file.allocate("s", "m", (404, None), 1)[0] = 2  # type: ignore[arg-type]
+    assert read(file.path) == {Key("m", "s", ("404", "None")): [2]}
 
 
 def test_a_header_of_another_format_is_a_version(tmp_path: Path) -> None:

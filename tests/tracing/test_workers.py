@@ -24,10 +24,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from tailwatch_tracing import StageTimingMiddleware, families, render_metrics, service, stage
-from tailwatch_tracing.exposition import Exemplar
+from tailwatch_tracing.exposition import Exemplar, render_families
 from tailwatch_tracing.page import Level, Snapshot
+from tailwatch_tracing.page import families as page_families
+from tailwatch_tracing.servers import configured_workers
 from tailwatch_tracing.worker_file import Unreadable
-from tailwatch_tracing.worker_levels import LevelsFile, exemplar_lines, read_into
+from tailwatch_tracing.worker_levels import LevelsFile, exemplar_lines, read_head, read_into
 from tests.tracing.asgi import nonzero, page_values, values
 
 ROOT = Path(__file__).parents[2]
@@ -251,7 +253,7 @@ def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
     )
     done = subprocess.run(
         [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -420,12 +422,46 @@ def test_damaged_levels_are_torn_and_never_an_error(tmp_path: Path) -> None:
     torn = 0
     for content in damaged:
         path.write_bytes(content)
+        snapshot = Snapshot()
         try:
-            snapshot_of(path, 0)
+            read_into(snapshot, path, 0)
         except Unreadable as error:
             assert error.reason == "torn"
             torn += 1
+        theirs.snapshot_into(snapshot)
+        render_families(page_families(snapshot), openmetrics=True)
+        try:
+            read_head(path)
+        except Unreadable as error:
+            assert error.reason == "torn"
     assert torn > len(whole) / 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '["level", "inference_queue_depth", "s", ["q"], "x"]',
+        '["level", "inference_queue_depth", ["s"], [7], 1]',
+        '["level", "inference_queue_depth", "s", "q", {}]',
+        '["exemplars", "inference_request_duration_seconds", "s", ["/x"], {"3": [1, 2, "a", 4]}]',
+        '["exemplars", "inference_request_duration_seconds", "s", ["/x"], {"900": [1, 2, 3, 4]}]',
+        '["exemplars", "inference_request_duration_seconds", "s", ["/x"], [[1, 2, 3, 4]]]',
+        "[]",
+        "7",
+    ],
+)
+def test_a_strange_line_of_levels_never_spoils_a_page(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "w.levels"
+    path.write_text(f"[0, []]\n{line}\n")
+    ours = service.Service("s")
+    ours.route_cells("/x").duration.observe(1)
+    snapshot = Snapshot()
+    ours.snapshot_into(snapshot)
+    try:
+        read_into(snapshot, path, 0)
+    except Unreadable as error:
+        assert error.reason == "torn"
+    render_families(page_families(snapshot), openmetrics=True)
 
 
 def test_levels_of_another_version_are_left_out(tmp_path: Path) -> None:
@@ -561,7 +597,7 @@ def test_a_worker_without_room_counts_in_its_own_memory_and_says_so_once(tmp_pat
     )
     assert said[:3] == [[2] * 60, 60, True]
     assert said[3].count("\n") == 1
-    assert "counted in this process alone" in said[3]
+    assert "what is not written there is on this worker's page alone" in said[3]
 
 
 def test_a_file_that_vanishes_is_made_again_with_what_it_had(
@@ -733,3 +769,44 @@ def test_nothing_is_threaded_before_something_is_served(tmp_path: Path) -> None:
     StageTimingMiddleware(Starlette(), service="s", workers_dir=tmp_path)
     assert threading.active_count() == before
     assert not any(tmp_path.iterdir())
+
+
+# --- how many there should be ---
+
+
+class Config:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+
+def called_from(module: str, **variables: Any) -> int | None:
+    """As a server's code would call an application's."""
+    names = ", ".join(variables)
+    namespace = {"__name__": module, "configured_workers": configured_workers}
+    exec(f"def serve({names}): return configured_workers()", namespace)
+    found: int | None = namespace["serve"](**variables)  # type: ignore[operator]
+    return found
+
+
+class Worker:
+    cfg = Config(4)
+
+
+@pytest.mark.parametrize(
+    ("module", "variables", "expected"),
+    [
+        ("gunicorn.arbiter", {"self": Worker()}, 4),
+        ("gunicorn.workers.base", {"self": Worker()}, 4),
+        ("uvicorn._subprocess", {"config": Config(3)}, 3),
+        ("uvicorn.server", {"config": Config(8)}, 1),  # of WEB_CONCURRENCY, which it does not heed
+        ("hypercorn.asyncio.run", {"config": Config(2)}, 2),
+        ("gunicorn.util", {}, None),
+        ("gunicorn.util", {"self": object()}, None),
+        ("uvicornish", {"config": Config(3)}, None),
+        ("an.application", {"self": Worker(), "config": Config(9)}, None),
+    ],
+)
+def test_the_configured_workers_are_those_of_the_server(
+    module: str, variables: dict[str, Any], expected: int | None
+) -> None:
+    assert called_from(module, **variables) == expected

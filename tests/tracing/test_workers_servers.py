@@ -46,10 +46,15 @@ class Service:
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
-            self._command, cwd=ROOT, env=self._environ, stdout=self._log, stderr=self._log
+            self._command,
+            cwd=ROOT,
+            env=self._environ,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
         )
         try:
-            wait_for(lambda: len(self.pids()) == 2, lambda: self.log())
+            self.all_pids()
         except BaseException:
             self._stop()
             raise
@@ -66,9 +71,9 @@ class Service:
     def _stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:  # workers that are just starting do not hear it
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self._log.close()
 
@@ -98,14 +103,22 @@ class Service:
                 time.sleep(0.05)
         return found
 
+    def all_pids(self) -> set[str]:
+        found: set[str] = set()
+        deadline = time.monotonic() + START_SECONDS
+        while len(found) < 2:
+            assert time.monotonic() < deadline, self.log()
+            found |= self.pids()
+        return found
+
     def values(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         return page_values(self.get("/metrics"), name, labels)
 
 
-def wait_for(condition: Callable[[], object], log: Callable[[], str] = str) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, log()
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -170,14 +183,79 @@ def test_a_worker_killed_in_a_request_leaves_its_counts_and_no_level(tmp_path: P
             thread.start()
         wait_for(lambda: service.values("inference_requests_in_flight") == {(): 4})
         assert 0 < service.values("inference_oldest_in_flight_seconds")[()] < START_SECONDS
-        for pid in service.pids():
+        for pid in service.all_pids():
             os.kill(int(pid), signal.SIGKILL)
         for thread in threads:
             thread.join()
         wait_for(lambda: len(service.pids() - {doomed}) == 2)
-        assert service.values("inference_requests_in_flight") == {(): 0}
-        assert service.values("inference_oldest_in_flight_seconds") == {(): 0}
+        # Not at once: a sibling may just have told of a request that was in flight then.
+        wait_for(lambda: service.values("inference_requests_in_flight") == {(): 0})
+        wait_for(lambda: service.values("inference_oldest_in_flight_seconds") == {(): 0})
         assert requests_to(service, "/pid") > before
+
+
+def test_a_worker_that_stands_still_is_seen_by_its_siblings(tmp_path: Path) -> None:
+    """Stopped as a whole it tells nothing any more: the age of its request goes on growing."""
+    with Service(GUNICORN, tmp_path) as service:
+        thread = threading.Thread(target=hang, args=(service,))
+        thread.start()
+        seen = [{(): 1.0}] * 10  # by its worker at once, and by the sibling
+        wait_for(
+            lambda: [service.values("inference_requests_in_flight") for _ in range(10)] == seen
+        )
+        pids = service.all_pids()
+
+        def page_of_a_sibling() -> str:
+            """Connections that the stopped one has accepted are never answered."""
+            while True:
+                try:
+                    return service.get("/metrics", timeout=0.5)
+                except TimeoutError:
+                    continue
+
+        def oldest() -> float:
+            return page_values(page_of_a_sibling(), "inference_oldest_in_flight_seconds", [])[()]
+
+        for pid in pids:
+            os.kill(int(pid), signal.SIGSTOP)
+            time.sleep(0.1)
+            begun, first = time.monotonic(), oldest()
+            time.sleep(1)
+            grown, passed = oldest() - first, time.monotonic() - begun
+            in_flight = page_values(page_of_a_sibling(), "inference_requests_in_flight", [])
+            os.kill(int(pid), signal.SIGCONT)
+            assert 1 <= grown <= passed + 0.5
+            assert in_flight == {(): 1}
+        for pid in pids:
+            os.kill(int(pid), signal.SIGKILL)
+        thread.join()
+
+
+def test_workers_that_the_server_recycles_count_on(tmp_path: Path) -> None:
+    """Each worker of gunicorn ends itself after 20 requests."""
+    with Service([*GUNICORN_UVICORN, "--max-requests", "20"], tmp_path) as service:
+        answered: list[str] = []
+        sizes: list[int] = []
+        deadline = time.monotonic() + START_SECONDS
+        while (workers := len(set(answered))) < 8:
+            assert time.monotonic() < deadline
+            try:
+                answered.append(service.get("/pid"))
+            except (OSError, http.client.HTTPException):  # it ended with the connection accepted
+                time.sleep(0.02)
+            sizes.append(sum(path.stat().st_size for path in tmp_path.glob("*/*")))
+        counted = 0.0
+        while True:
+            try:
+                counted = requests_to(service, "/pid")
+                stages = service.values("inference_stage_duration_seconds_count", "stage")
+                break
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.02)
+        # More were sent while the server started, and some answers were cut off.
+        assert len(answered) <= counted <= len(answered) + 200
+        assert stages[("warm-up",)] >= workers
+        assert max(sizes) <= 6 * 65536, sizes
 
 
 def hang(service: Service) -> None:

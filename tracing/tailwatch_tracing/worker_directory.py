@@ -79,18 +79,26 @@ class WorkerDirectory:
         root: A directory that is there or can be made; a tmpfs is best.
         service: Services that share a root do not meet.
         proc: Where procfs is.
+
+    Raises:
+        OSError: there is no procfs.
     """
 
     def __init__(self, root: Path, service: str, proc: Path = Path("/proc")) -> None:
         self.path = root.absolute() / f"service={quote(service, safe='')}"
         self._proc = proc
-        self._boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
-        self._namespace = os.stat(proc / "self/ns/pid").st_ino
+        try:
+            self._boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+            self._namespace = os.stat(proc / "self/ns/pid").st_ino
+        except OSError as error:
+            raise OSError(
+                error.errno, f"workers directory {self.path}: it needs Linux: {error}"
+            ) from None
         self._names = Names()
         self._known: dict[str, Cells] = {}
         self._archive: _Archive | None = None
         self._reading = threading.Lock()
-        self._lock_fd = -1
+        self._locks: set[int] = set()  # descriptors of the lock, of threads that hold it or ask
 
     def check(self) -> None:
         """Make sure that the directory can be used, without making it.
@@ -189,12 +197,12 @@ class WorkerDirectory:
 
         A lock of the directory that another thread of the parent held is left to the parent.
         """
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
+        for fd in self._locks:
+            os.close(fd)
         child = copy.copy(self)
         child._forget()
         child._reading = threading.Lock()
-        child._lock_fd = -1
+        child._locks = set()
         return child
 
     def _forget(self) -> None:
@@ -366,7 +374,7 @@ class WorkerDirectory:
     def _locked(self) -> Iterator[bool]:
         """Hold the directory's lock if nobody else does; say whether that is so."""
         fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._lock_fd = fd
+        self._locks.add(fd)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -378,7 +386,7 @@ class WorkerDirectory:
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor, too
         finally:
-            self._lock_fd = -1
+            self._locks.discard(fd)
             os.close(fd)
 
 

@@ -19,6 +19,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from operator import add
 from pathlib import Path
 from typing import NamedTuple
@@ -300,7 +301,8 @@ class Cells:
         text = octets[:text_bytes]
         if len(text) != text_bytes or _checksum(length, kind, text, count) != checksum:
             return False
-        try:
+        # A sound record that is not understood is another version's.
+        with suppress(ValueError, TypeError):
             if kind == _CELL:
                 number = self._names.number(text, count)
                 if count == 1:
@@ -311,8 +313,6 @@ class Cells:
                 self._rename(*json.loads(text))
             elif kind == _ABSORBED:
                 self.absorbed = frozenset(json.loads(text))
-        except (ValueError, TypeError):
-            return False
         return True
 
     def _rename(self, old: str, new: str) -> None:
@@ -331,7 +331,7 @@ class Cells:
 
 
 def _name(key: Key) -> bytes:
-    return json.dumps(key).encode()
+    return json.dumps([key.metric, key.owner, [str(value) for value in key.values]]).encode()
 
 
 def _key(name: bytes) -> Key:

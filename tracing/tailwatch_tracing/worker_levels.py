@@ -77,8 +77,8 @@ def read_head(path: Path) -> Head | None:
             return _head(text.readline())
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
-        raise Unreadable(path, "torn", str(error)) from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Unreadable(path, "torn", f"the first line is damaged: {error}") from None
 
 
 def read_into(snapshot: Snapshot, path: Path, monotonic_ns: int) -> None:
@@ -93,17 +93,19 @@ def read_into(snapshot: Snapshot, path: Path, monotonic_ns: int) -> None:
         lines = path.read_text().splitlines()
     except FileNotFoundError:  # it has just begun, or ended
         return
-    except ValueError as error:
+    except ValueError as error:  # not UTF-8
         raise Unreadable(path, "torn", str(error)) from None
     try:
         passed_seconds = max(0, monotonic_ns - _head(lines[0]).monotonic_ns) / 1e9
         for line in lines[1:]:
             kind, name, owner, values, content = json.loads(line)
+            series = Series(str(owner), tuple(map(str, values)))
             if kind == "level":
-                snapshot.add_levels(owner, _level(name, tuple(values), content, passed_seconds))
+                level = _level(name, series.values, float(content), passed_seconds)
+                snapshot.add_levels(series.owner, level)
             elif kind == "exemplars":
-                exemplars = {int(bucket): Exemplar(*each) for bucket, each in content.items()}
-                snapshot.add_exemplars(name, Series(owner, tuple(values)), exemplars)
+                exemplars = {int(bucket): _exemplar(*each) for bucket, each in content.items()}
+                snapshot.add_exemplars(name, series, exemplars)
     except (ValueError, TypeError, IndexError, AttributeError) as error:
         raise Unreadable(path, "torn", f"a line is damaged: {error}") from None
 
@@ -117,9 +119,16 @@ def _level(name: str, values: Labels, value: float, passed_seconds: float) -> It
     yield Level(metric, values, value)
 
 
+def _exemplar(trace_id: str, span_id: str, value: float, timestamp: float) -> Exemplar:
+    return Exemplar(str(trace_id), str(span_id), float(value), float(timestamp))
+
+
 def _head(line: str) -> Head:
     monotonic_ns, collector = json.loads(line)
-    return Head(monotonic_ns, collector)
+    return Head(
+        int(monotonic_ns),
+        [{key: int(value) for key, value in generation.items()} for generation in collector],
+    )
 
 
 def _line(kind: str, *content: Any) -> str:

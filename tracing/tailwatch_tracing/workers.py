@@ -37,9 +37,8 @@ class Workers:
     """What this process knows of itself as one of several."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self._directory: WorkerDirectory | None = None
-        self._root: Path | None = None
         self._configured: int | None = None
         self._is_warned = False
         self._begin()
@@ -98,7 +97,7 @@ class Workers:
             self._is_serving = True
             if self._file is None:
                 self._join(carry=True)
-            self._heart = Heart(self._runtime, self._directory, self._ensure_file)
+            self._heart = Heart(self, self._directory)
             self._heart.start()
 
     def at_every_beat(self, duty: Callable[[], None]) -> Callable[[], None] | None:
@@ -128,7 +127,7 @@ class Workers:
         try:
             reading = directory.read(own)
         except OSError as error:
-            self._note_unwritable(error)
+            self.note_unwritable(error)
             return
         for key, counts in reading.sums.items():
             if is_published(key.metric, key.values, len(counts)):
@@ -162,7 +161,7 @@ class Workers:
             assert self._file is not None
             return self._file.allocate(owner, metric, values, size)
         except OSError as error:
-            self._note_unwritable(error)
+            self.note_unwritable(error)
             return PRIVATE.allocate(owner, metric, values, size)
 
     def rename(self, old: str, new: str) -> None:
@@ -171,7 +170,7 @@ class Workers:
             assert self._file is not None
             self._file.rename(old, new)
         except OSError as error:
-            self._note_unwritable(error)
+            self.note_unwritable(error)
 
     def _join(self, *, carry: bool) -> None:
         assert self._directory is not None
@@ -179,16 +178,16 @@ class Workers:
         try:
             self._file = self._directory.join()
         except OSError as error:
-            self._note_unwritable(error)
+            self.note_unwritable(error)
             return
         service.use_memory(self)
-        for store in _stores(self._runtime):
+        for store in _stores(self.runtime):
             store.move(self, carry=carry)
 
     def _skipped(self) -> Cell:
-        return self._runtime.store.counter(families.WORKER_FILES_SKIPPED)
+        return self.runtime.store.counter(families.WORKER_FILES_SKIPPED)
 
-    def _ensure_file(self) -> WorkerFile | None:
+    def ensure_file(self) -> WorkerFile | None:
         """Return this worker's file; a new one if it is gone, or could not be made so far."""
         with self._lock:
             if self._file is None or not self._file.path.exists():
@@ -198,13 +197,14 @@ class Workers:
                     gone.close()
             return self._file
 
-    def _note_unwritable(self, error: OSError) -> None:
+    def note_unwritable(self, error: OSError) -> None:
+        """Count a refusal of the directory; the first is logged."""
         skipped = self._skipped()
         index = families.WORKER_FILES_SKIPPED.row.index("unwritable")
         skipped.counts[index] += 1
         if skipped.counts[index] == 1:
             logger.warning(
-                "workers directory: %s; what it has no room for is counted in this process alone",
+                "workers directory: %s; what is not written there is on this worker's page alone",
                 error,
             )
 
@@ -220,7 +220,7 @@ class Workers:
         """Keep what a parent has counted that will never serve, as gunicorn's with --preload."""
         if self._directory is None or self._file is not None or self._is_serving:
             return
-        cells = (cell for store in _stores(self._runtime) for cell in store.cells.values())
+        cells = (cell for store in _stores(self.runtime) for cell in store.cells.values())
         if any(any(cell.counts) for cell in cells):
             with self._lock:
                 self._join(carry=True)
@@ -236,22 +236,16 @@ class Workers:
             parents.close()
             self._join(carry=False)
         if self._file is None:
-            for store in _stores(self._runtime):
+            for store in _stores(self.runtime):
                 store.move(PRIVATE, carry=False)
 
 
 class Heart:
     """The thread of a serving worker, and what it does."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        directory: WorkerDirectory,
-        ensure_file: Callable[[], WorkerFile | None],
-    ) -> None:
-        self._runtime = runtime
+    def __init__(self, workers: Workers, directory: WorkerDirectory) -> None:
+        self._workers = workers
         self._directory = directory
-        self._ensure_file = ensure_file
         self._file: WorkerFile | None = None
         self._levels: LevelsFile | None = None
         self._exemplars = ""
@@ -285,7 +279,7 @@ class Heart:
         if self._file is not None and self._file.number < 0:
             self._try(self._take_number)
         if self._beats % _BEATS_TO_EXEMPLARS == 0:
-            self._exemplars = exemplar_lines(_stores(self._runtime))
+            self._exemplars = exemplar_lines(_stores(self._workers.runtime))
         self._try(self._write_levels)
         if is_slow and self._file is not None:
             self._try(self._directory.compact)
@@ -294,7 +288,7 @@ class Heart:
             self._try(duty)
 
     def _look_after_file(self) -> None:
-        file = self._ensure_file()
+        file = self._workers.ensure_file()
         if file is not self._file:
             self._file = file
             self._levels = None if file is None else LevelsFile(self._directory.levels_path(file))
@@ -304,14 +298,16 @@ class Heart:
         self._directory.number(self._file)
 
     def _write_levels(self) -> None:
-        self._runtime.tell_stalls()
+        self._workers.runtime.tell_stalls()
         if self._levels is not None:
-            self._levels.write(_levels(self._runtime), self._exemplars, time.monotonic_ns())
+            self._levels.write(_levels(self._workers.runtime), self._exemplars, time.monotonic_ns())
 
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:  # tried again at the next beat
+        except OSError as error:  # tried again at the next beat
+            self._workers.note_unwritable(error)
+        except Exception:
             service.default_service().note_error("workers")
 
 
