@@ -116,11 +116,11 @@ class _Servicer(TraceServiceServicer):
 
 
 @contextmanager
-def grpc_collector() -> Iterator[tuple[int, Received]]:
+def grpc_collector(port: int = 0) -> Iterator[tuple[int, Received]]:
     received = Received()
     server = grpc.server(ThreadPoolExecutor(2))
     add_TraceServiceServicer_to_server(_Servicer(received), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     try:
         yield port, received

@@ -68,7 +68,8 @@ def test_a_trace_that_is_kept_late_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_rejected_request_is_in_no_histogram_and_no_exemplar(traced: Traced) -> None:
     traced.get("/busy", headers=SAMPLED)
-    assert exemplars() == {}
+    # A loaded machine may take its time after the request.
+    assert {family for family, _ in exemplars()} <= {"inference_background_seconds"}
 
 
 def test_the_newest_of_a_bucket_wins(traced: Traced, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Requests whose server span another instrumentation makes: ours adds the stages to it.
+"""Requests whose server span another instrumentation makes: it stays, and gets our stages.
 
 Theirs is current already where their middleware is around ours. Where it is within, its start is
 seen by a span processor; one that would only make an internal span below ours, as
@@ -16,6 +16,7 @@ from opentelemetry.trace import SpanKind
 
 from tailwatch_tracing.spans.observations import Observations
 from tailwatch_tracing.spans.propagation import RemoteParent
+from tailwatch_tracing.spans.request_span import RequestSpan
 from tailwatch_tracing.units import current_unit
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class AdoptedSpan(Observations):
     ) -> None:
         self._recorder = recorder
         self.inner = span
-        self.parent_id = 0 if parent is None else parent.span_id
+        self.parent_id = _id_of(parent)
 
     def detach(self) -> None:
         """Do nothing: theirs is made current, and ended, by them."""
@@ -51,26 +52,42 @@ class AdoptedSpan(Observations):
         end_ns: int,
         log: Sequence[stage],
     ) -> None:
-        """Add the outcome and the stages to the span, if there is one."""
+        """Add the stages below the span, if there is one."""
         if self.inner is not None:  # else theirs leaves this request out
             self._recorder.keep_inside(self.inner, self, request, route, outcome, end_ns, log)
 
 
-def server_span_in(current: Context) -> trace.Span | None:
-    """Return the span that another instrumentation has made of the request under way, if any."""
+def server_span_in(current: Context, parent: RemoteParent | None) -> trace.Span | None:
+    """Return the server span that there is already of the request under way, if any.
+
+    Args:
+        current: The context in which the request arrives.
+        parent: The caller's span, from the request's headers. A server span with another parent is
+            that of a request within which this one is made.
+    """
     span = trace.get_current_span(current)
     ids = span.get_span_context()
     if not ids.is_valid or ids.is_remote:
         return None
-    if not span.is_recording():
-        # A sampler's no has no kind. A server's own span that has ended is somebody else's request.
-        return span if isinstance(span, trace.NonRecordingSpan) else None
-    if getattr(span, "kind", None) is SpanKind.SERVER:
-        return span
+    if isinstance(
+        span, trace.NonRecordingSpan
+    ):  # a sampler's no, which has neither kind nor parent
+        return span if parent is None or parent.trace_id == ids.trace_id else None
+    if not span.is_recording():  # it has ended
+        return None
+    if isinstance(span, RequestSpan):  # of a middleware of ours around this one
+        return span if span.parent_id == _id_of(parent) else None
+    kind = getattr(span, "kind", None)
+    if kind is SpanKind.SERVER:
+        return span if _id_of(getattr(span, "parent", None)) == _id_of(parent) else None
     # Below another server span opentelemetry-instrumentation-asgi's are internal ones.
     attributes = getattr(span, "attributes", None) or ()
     is_http = "http.request.method" in attributes or "http.method" in attributes
-    return span if is_http and getattr(span, "kind", None) is SpanKind.INTERNAL else None
+    return span if is_http and kind is SpanKind.INTERNAL else None
+
+
+def _id_of(span: RemoteParent | trace.SpanContext | None) -> int:
+    return 0 if span is None else span.span_id
 
 
 class Processors(Protocol):
@@ -132,8 +149,7 @@ class InnerSpans(SpanProcessor):
         ours = getattr(unit, "span", None)
         if ours is None or not unit.is_open or ours.inner is not None:
             return
-        parent = span.parent.span_id if span.parent is not None else 0
-        if parent == ours.parent_id:
+        if _id_of(span.parent) == ours.parent_id:
             ours.inner = span
 
 

@@ -121,7 +121,11 @@ class ExportQueue:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="tailwatch-spans", daemon=True)
+                # Not in the thread: finding the resource starts threads, too late for that at exit.
+                spans = SpanMaker(self._service_name)
+                thread = threading.Thread(
+                    target=self._run, args=(spans,), name="tailwatch-spans", daemon=True
+                )
                 self._thread = thread
                 thread.start()
                 atexit.register(self.close)
@@ -131,12 +135,11 @@ class ExportQueue:
         if exporter is not None:
             exporter.shutdown()  # also ends its waiting for another try
 
-    def _run(self) -> None:
+    def _run(self, spans: SpanMaker) -> None:
         _first_words.of_thread[threading.get_ident()] = ""
         try:
             # As the SDK's own exporting threads do: an export is not to be traced.
             context.attach(context.set_value(_SUPPRESS_INSTRUMENTATION, True))
-            spans = SpanMaker(self._service_name)
             exporter = self._exporter = self._make_exporter()
         except Exception:  # a setting that the exporter refuses
             self._note_broken()
@@ -338,7 +341,8 @@ for _name in (
 def exporter_class() -> Callable[[], SpanExporter]:
     """Return the exporter that OTEL_EXPORTER_OTLP_PROTOCOL asks for, http/protobuf or grpc.
 
-    It reads the other OTEL_EXPORTER_OTLP_* variables itself.
+    It reads the other OTEL_EXPORTER_OTLP_* variables itself. Imports what it needs, and makes no
+    connection.
     """
     variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
     if not os.environ.get(variable):
@@ -354,6 +358,9 @@ def exporter_class() -> Callable[[], SpanExporter]:
         logger.warning("%s=%s: expected grpc or http/protobuf", variable, protocol)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+    # Its constructor imports some more. A process that forks while a thread imports leaves the
+    # child with a lock that nobody holds; so this happens here, before there is a thread.
+    OTLPSpanExporter().shutdown()
     return OTLPSpanExporter
 
 

@@ -97,7 +97,7 @@ class SpanRecorder:
                     parent, now = self._read_headers(request.scope["headers"], now)
                     break
             if now:  # else nobody has put anything into the context
-                outer = server_span_in(now)
+                outer = server_span_in(now, parent)
                 if outer is not None:
                     request.span = AdoptedSpan(self, outer, None)
                     request.events |= SPANNED
@@ -154,8 +154,6 @@ class SpanRecorder:
         log: Sequence[stage],
     ) -> None:
         """Add a request's stages to the server span of another instrumentation."""
-        if span.is_recording():
-            span.set_attribute("tailwatch.outcome", outcome)
         ids = span.get_span_context()
         if not ids.trace_flags.sampled:
             return
