@@ -258,7 +258,7 @@ EVENT_LOOP_LAG_MAX = Metric(
 GIL_WAIT = Metric(
     "python_gil_wait_seconds_total",
     "counter",
-    "Time that a thread which asks ten times a second waited for the interpreter's lock (GIL).",
+    "Time that a thread which asks now and again waited for the interpreter's lock (GIL).",
     unit=NANOSECONDS,
     of_process=True,
 )

@@ -21,16 +21,16 @@ from tailwatch_tracing import clock, families
 from tailwatch_tracing.cells import Cell, CellStore
 from tailwatch_tracing.window import WindowMaximum
 
-# A wake-up costs 40 to 100 us of CPU, so ten a second are under 0.1 % of a core. The pauses vary,
+# A wake-up costs about 0.1 ms of CPU, so seven a second are under 0.1 % of a core. The pauses vary,
 # because a regular beat would fall into step with a quota's period or a timer of the service.
-_SHORTEST_PAUSE_NS = 50_000_000
-_LONGEST_PAUSE_NS = 150_000_000
+_SHORTEST_PAUSE_NS = 100_000_000
+_LONGEST_PAUSE_NS = 200_000_000
 # What a timer is late on an idle machine: 50 us of slack that the kernel takes, and the wake-up.
 _NOISE_NS = 1_000_000
 
 
 class GilProbe:
-    """A thread that asks for the lock ten times a second; it lives as long as the process."""
+    """A thread that asks for the lock some seven times a second, as long as the process lives."""
 
     def __init__(self, store: CellStore) -> None:
         self.longest = WindowMaximum()
