@@ -8,6 +8,7 @@ down costs no request anything: a full queue is one comparison.
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import random
@@ -348,7 +349,10 @@ def exporter_class() -> Callable[[], SpanExporter]:
     if not os.environ.get(variable):
         variable = "OTEL_EXPORTER_OTLP_PROTOCOL"
     protocol = os.environ.get(variable, "").strip().lower() or "http/protobuf"
+    # The constructors import some more. A process that forks while a thread imports leaves the
+    # child with a lock that nobody holds; so that happens here, before there is a thread.
     if protocol == "grpc":
+        importlib.import_module("grpc._channel")
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
             OTLPSpanExporter as GrpcExporter,
         )
@@ -358,8 +362,6 @@ def exporter_class() -> Callable[[], SpanExporter]:
         logger.warning("%s=%s: expected grpc or http/protobuf", variable, protocol)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # Its constructor imports some more. A process that forks while a thread imports leaves the
-    # child with a lock that nobody holds; so this happens here, before there is a thread.
     OTLPSpanExporter().shutdown()
     return OTLPSpanExporter
 
