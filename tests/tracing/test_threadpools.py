@@ -387,7 +387,7 @@ def test_a_pool_that_cannot_be_looked_at_any_more_has_no_sample() -> None:
     def fail() -> PoolState:
         raise AttributeError("_max_workers")
 
-    shown.pool._look = fail
+    shown.pool.look = fail
     shown.sample(4, 20)
     shown.sample(4, 20)
     assert list(shown.pool.levels()) == []
@@ -395,7 +395,7 @@ def test_a_pool_that_cannot_be_looked_at_any_more_has_no_sample() -> None:
 
 def test_no_limit_is_no_sample() -> None:
     shown = Shown()
-    shown.pool._look = lambda: PoolState(1, float("inf"), 0)
+    shown.pool.look = lambda: PoolState(1, float("inf"), 0)
     shown.sample(0, 20)
     names = [level.metric.name for level in shown.pool.levels()]
     assert names == ["python_threadpool_busy", "python_threadpool_waiting"]
@@ -521,6 +521,27 @@ def test_anyio_that_is_imported_later_is_found_by_the_next_request(
         asyncio.run(main())
     finally:
         sys.modules["anyio.to_thread"] = module
+
+
+def test_an_anyio_that_is_not_as_known_fails_no_request_and_is_asked_once(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def changed() -> None:
+        asked.append(1)
+        raise AttributeError("no limiter any more")
+
+    monkeypatch.setattr(anyio.to_thread, "current_default_thread_limiter", changed)
+
+    async def main() -> None:
+        for _ in range(3):
+            assert (await request(app, "/")).body == b"done"
+            await asyncio.sleep(0.05)
+        assert state("anyio") == (None, None, None)
+
+    asyncio.run(main())
+    assert len(asked) == 1
 
 
 def test_a_loop_that_has_ended_has_no_threads_on_the_page(app: Any) -> None:

@@ -25,6 +25,7 @@ from tailwatch_tracing.threadpools import (
     SampledPool,
     ThreadPools,
     anyio_limiter,
+    gone,
     is_registered,
     unregistered_executor,
 )
@@ -82,9 +83,9 @@ class LoopWatch:
         """
         anyio: Any = sys.modules.get("anyio.to_thread")
         if self._limiter is None and anyio is not None:
-            cells = self._runtime.pools.cells("anyio")
+            self._limiter = SampledPool(self._runtime.pools.cells("anyio"), gone)
             limiter = anyio.current_default_thread_limiter()
-            self._limiter = SampledPool(cells, anyio_limiter(limiter))
+            self._limiter.look = anyio_limiter(limiter)
 
     def levels(self) -> Iterator[Level]:
         """Yield the gauges of the loop's threads as of the last tick."""

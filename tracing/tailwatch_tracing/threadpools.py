@@ -68,7 +68,7 @@ class SampledPool:
 
     def __init__(self, cells: PoolCells, look: Callable[[], PoolState | None]) -> None:
         self._cells = cells
-        self._look = look
+        self.look = look
         self._state: PoolState | None = None
 
     def sample(self, passed_ns: int, late_ns: int) -> None:
@@ -79,10 +79,10 @@ class SampledPool:
         """
         before = self._state
         try:
-            self._state = now = self._look()
+            self._state = now = self.look()
         except Exception:  # another version of what is looked at: better nothing than wrong
             self._state = None
-            self._look = _gone
+            self.look = gone
             return
         if before is not None and now is not None:
             late_ns = max(0, late_ns)
@@ -97,8 +97,8 @@ class SampledPool:
             yield from pool_levels(self._cells.name, self._state)
 
 
-def _gone() -> None:
-    return None
+def gone() -> None:
+    """Look at a pool that is not there."""
 
 
 def anyio_limiter(limiter: Any) -> Callable[[], PoolState]:
