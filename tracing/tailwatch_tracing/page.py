@@ -35,6 +35,9 @@ PLAIN = Metric(
     ("route", "method", "status"),
     grid=LATENCY,
 )
+STAGED = PLAIN._replace(
+    name="staged", help="The same of requests that had a stage, which are credited by themselves."
+)
 
 
 class Level(NamedTuple):
@@ -103,9 +106,12 @@ class Snapshot:
                 )
 
 
+_COUNTED = {**METRICS, PLAIN.name: PLAIN, STAGED.name: STAGED}
+
+
 def is_published(name: str, values: Labels, size: int) -> bool:
     """Return whether there is a metric with cells of this name, labels and size."""
-    metric = METRICS.get(name)
+    metric = _COUNTED.get(name)
     if metric is None or metric.kind == "gauge":
         return False
     expected = len(metric.row) or 1 if metric.grid is None else len(metric.grid.edges) + 2
@@ -131,13 +137,15 @@ def families(snapshot: Snapshot) -> Iterator[Family | HistogramFamily]:
 
 
 def _tell_of_plain_requests(snapshot: Snapshot) -> None:
-    """Add plain requests to the families that count all: none of them was slow or had a stage."""
-    for (owner, values), counts in snapshot.counts.pop(PLAIN.name, {}).items():
-        unattributed = Series(owner, ("unattributed",))
-        snapshot.add_counts(REQUESTS.name, Series(owner, (*values, "ok")), [sum(counts[:-1])])
-        snapshot.add_counts(REQUEST_DURATION.name, Series(owner, values[:1]), counts)
-        snapshot.add_counts(STAGE_DURATION.name, unattributed, counts)
-        snapshot.add_counts(STAGE_SECONDS.name, unattributed, [counts[-1], 0])
+    """Add plain requests to the families that count all: none of them was slow."""
+    for metric in (PLAIN, STAGED):
+        for (owner, values), counts in snapshot.counts.pop(metric.name, {}).items():
+            snapshot.add_counts(REQUESTS.name, Series(owner, (*values, "ok")), [sum(counts[:-1])])
+            snapshot.add_counts(REQUEST_DURATION.name, Series(owner, values[:1]), counts)
+            if metric is PLAIN:
+                unattributed = Series(owner, ("unattributed",))
+                snapshot.add_counts(STAGE_DURATION.name, unattributed, counts)
+                snapshot.add_counts(STAGE_SECONDS.name, unattributed, [counts[-1], 0])
 
 
 _label_texts: dict[tuple[str, Series], str] = {}

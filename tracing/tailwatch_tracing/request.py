@@ -184,18 +184,18 @@ class Request(Unit):
         duration_ns = end_ns - self.start_ns
         service = self.service
         try:
-            if (
-                not self.events
-                and self.log is None
-                and duration_ns <= service.plain_ns
-                and self.status < 400
-            ):
+            if not self.events and duration_ns <= service.plain_ns and self.status < 400:
                 scope = self.scope
                 if "app_root_path" in scope or "fastapi" in scope:
                     route = self.routes.find(scope)
                 else:  # spares a call
                     route = self.routes.by_route[id(scope["route"])]
-                cell = route.plain[self.status][scope["method"]]
+                if self.log is None:
+                    cell = route.plain[self.status][scope["method"]]
+                else:
+                    cell = route.staged[self.status][scope["method"]]
+                    end_ns = self._credit_stages(end_ns)
+                    duration_ns = end_ns - self.start_ns
                 del service.in_flight[self]
                 self.is_open = False
                 self.end_ns = end_ns
@@ -207,6 +207,13 @@ class Request(Unit):
         except Exception:  # the first of its kind, or one that `_finish` knows to name
             pass
         self._finish(self.status, None, end_ns)
+
+    def _credit_stages(self, end_ns: int) -> int:
+        try:
+            return credit_request(self, end_ns, slow=0)
+        except Exception:
+            self.service.note_error("request")
+            return end_ns
 
     def _abandon(self, error: BaseException | None) -> None:
         """Count a request whose application has ended without a last body message."""
@@ -286,8 +293,8 @@ class Request(Unit):
         else:
             service.count_request(route, *key)
         events = self.events
-        if not events and log is None and outcome == "ok" and answered_ns <= service.plain_ns:
-            route.expect_plain(self.scope["method"], status)
+        if not events and outcome == "ok" and answered_ns <= service.plain_ns:
+            route.expect_plain(self.scope["method"], status, staged=log is not None)
         span = self.span_or_none
         if span is not None:
             span.finish(self, route, status, outcome, self.end_ns, log or ())

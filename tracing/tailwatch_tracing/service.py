@@ -22,7 +22,7 @@ from tailwatch_tracing.cells import (
 )
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, Metric
 from tailwatch_tracing.gpus import visible_gpu_uuids
-from tailwatch_tracing.page import PLAIN, Level, Snapshot
+from tailwatch_tracing.page import PLAIN, STAGED, Level, Snapshot
 
 if TYPE_CHECKING:
     from tailwatch_tracing.request import Request
@@ -49,28 +49,30 @@ _FOR_EVER_NS = 2**63
 class RouteCells:
     """Counts and durations of one route template.
 
-    A request with nothing special about it is counted in one cell of `plain`, from which the page
-    derives what is to be said of it in several families.
+    A request with nothing special about it is counted in one cell of `plain`, or of `staged` if it
+    had a stage, from which the page derives what is to be said of it in several families.
     """
 
-    __slots__ = ("_store", "duration", "plain", "requests", "template")
+    __slots__ = ("_store", "duration", "plain", "requests", "staged", "template")
 
     def __init__(self, store: CellStore, template: str) -> None:
         self._store = store
         self.template = template
         self.requests: dict[tuple[str, int, str], Cell] = {}  # by method, status, outcome
         self.plain: dict[int, dict[str, Cell]] = {}  # by status, then method
+        self.staged: dict[int, dict[str, Cell]] = {}
         self.duration = store.histogram(families.REQUEST_DURATION, template)
 
     def histogram(self, metric: Metric) -> HistogramCell:
         """Return the cell of a histogram whose only label is the route."""
         return self._store.histogram(metric, self.template)
 
-    def expect_plain(self, method: str, status: int) -> None:
+    def expect_plain(self, method: str, status: int, *, staged: bool) -> None:
         """Have a cell for plain requests, if this label set was admitted as it is."""
         if (method, status, "ok") in self.requests:
-            cell = self._store.histogram(PLAIN, self.template, method, str(int(status)))
-            self.plain.setdefault(status, {})[method] = cell
+            metric, cells = (STAGED, self.staged) if staged else (PLAIN, self.plain)
+            cell = self._store.histogram(metric, self.template, method, str(int(status)))
+            cells.setdefault(status, {})[method] = cell
 
 
 class StageCells:
