@@ -379,6 +379,24 @@ class Thrown(Exception):
     pass
 
 
+def test_requests_are_driven_once_a_stage_of_the_service_was_suspended() -> None:
+    async def handler(incoming: Request) -> PlainTextResponse:
+        with stage("inference"):
+            burn(0.01)
+            await asyncio.sleep(0.001)
+            burn(0.01)
+        return PlainTextResponse("ok")
+
+    async def main() -> None:
+        send = in_a_request(handler)
+        await send("/x")
+        assert used() == {}
+        await asyncio.gather(*(send("/x") for _ in range(3)))
+
+    asyncio.run(main())
+    assert used() == {"inference": pytest.approx(0.06, abs=ROOM)}
+
+
 def test_driving_throws_in_what_is_thrown_and_keeps_nothing_alive() -> None:
     @types.coroutine
     def pause() -> Iterator[int]:
@@ -407,6 +425,25 @@ def test_driving_throws_in_what_is_thrown_and_keeps_nothing_alive() -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_what_is_thrown_in_comes_out_with_the_tracebacks_own_frames() -> None:
+    def frames_of(drive: Callable[[Coroutine[object, object, None]], Awaitable[None]]) -> list[str]:
+        async def inner() -> None:
+            await asyncio.sleep(0)
+
+        async def outer() -> None:
+            await drive(inner())
+
+        coroutine = outer()
+        coroutine.send(None)
+        with pytest.raises(LookupError) as caught:
+            coroutine.throw(LookupError())
+        return [entry.name for entry in caught.traceback][1:]
+
+    bare, driven = frames_of(lambda coroutine: coroutine), frames_of(cpu.drive)
+    assert bare[:2] == ["outer", "inner"]
+    assert driven == [bare[0], "_driven", *bare[1:]]
 
 
 def test_a_driven_coroutine_that_is_closed_closes_what_it_drives() -> None:
@@ -514,6 +551,26 @@ def test_a_loop_run_within_a_block_is_taken_from_it() -> None:
     found = used()
     assert found["inner"] == pytest.approx(0.02, abs=ROOM)
     assert 0.01 <= found["outer"] < 0.02
+
+
+def test_a_driven_coroutines_pauses_stay_with_the_block_around_its_loop() -> None:
+    @stage("driven")
+    async def driven() -> None:
+        burn(0.01)
+        await asyncio.sleep(0)
+        burn(0.01)
+
+    async def other() -> None:
+        burn(0.03)
+
+    async def main() -> None:
+        await asyncio.gather(driven(), other())
+
+    with stage("outer"):
+        asyncio.run(main())
+    found = used()
+    assert found["driven"] == pytest.approx(0.02, abs=ROOM)
+    assert 0.03 <= found["outer"] < 0.045
 
 
 def chunks(name: str, count: int, seconds: float) -> Generator[bytes, None, None]:

@@ -40,18 +40,16 @@ _GREEN = ("gevent", "eventlet")  # what suspends plain functions, too
 
 
 class CpuClock:
-    """A CPU clock of one thread, in nanoseconds, that stands still while others work.
+    """What the CPU time of some stages is read by, for as long as nothing else can have run.
 
-    It reads `clock.cpu_ns() - away_ns`. `innermost` is the open stage that was opened last by it.
+    `innermost` is the open stage that was opened last by it.
     """
 
-    __slots__ = ("away_ns", "innermost", "is_good", "stopped_ns")
+    __slots__ = ("innermost", "is_good")
 
     def __init__(self, is_good: Callable[[], bool], innermost: stage | None) -> None:
         self.is_good = is_good
         self.innermost = innermost
-        self.away_ns = 0
-        self.stopped_ns = 0  # not stopped
 
     def expire(self) -> None:
         """Be good no longer: the loop has turned."""
@@ -130,7 +128,7 @@ def stop(interval: stage) -> bool:
         return False
     outer = interval.outer
     if above is None:
-        used_ns = clock.cpu_ns() - cpu_clock.away_ns - interval.cpu_start_ns
+        used_ns = clock.cpu_ns() - interval.cpu_start_ns
         cpu_clock.innermost = outer
     else:  # from there on time is that of the one opened later, which is still open
         used_ns = above.cpu_start_ns - interval.cpu_start_ns
@@ -179,11 +177,15 @@ def _driven(driven: Coroutine[Any, Any, Result]) -> Generator[Any, Any, Result]:
     send, throw = driven.send, driven.throw
     sent: Any = None
     error: BaseException | None = None
+    stopped_ns = 0
     while True:
         before = here.clock
-        if cpu_clock.stopped_ns:
-            cpu_clock.away_ns += clock.cpu_ns() - cpu_clock.stopped_ns
-            cpu_clock.stopped_ns = 0
+        if cpu_clock.innermost is not enclosing:
+            away_ns = clock.cpu_ns() - stopped_ns
+            interval = cpu_clock.innermost
+            while interval is not enclosing and interval is not None:
+                interval.cpu_start_ns += away_ns
+                interval = interval.outer
         here.clock = cpu_clock
         try:
             awaited = send(sent) if error is None else throw(error)
@@ -193,7 +195,7 @@ def _driven(driven: Coroutine[Any, Any, Result]) -> Generator[Any, Any, Result]:
         finally:
             here.clock = before
             if cpu_clock.innermost is not enclosing:
-                cpu_clock.stopped_ns = clock.cpu_ns()
+                stopped_ns = clock.cpu_ns()
             error = None  # it would keep this frame alive, which is in its traceback
         try:
             sent = yield awaited
@@ -201,6 +203,7 @@ def _driven(driven: Coroutine[Any, Any, Result]) -> Generator[Any, Any, Result]:
             driven.close()
             raise
         except BaseException as thrown:
-            error = thrown
+            # Less the entry for this frame, which would stay below those of the application.
+            error = thrown.with_traceback(thrown.__traceback__ and thrown.__traceback__.tb_next)
         finally:
             awaited = None

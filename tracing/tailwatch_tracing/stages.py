@@ -92,7 +92,7 @@ class stage:
             self.cpu_clock = cpu_clock
             self.outer = cpu_clock.innermost
             cpu_clock.innermost = self
-            self.cpu_start_ns = clock.cpu_ns() - cpu_clock.away_ns
+            self.cpu_start_ns = clock.cpu_ns()
         return self
 
     def __exit__(
@@ -108,7 +108,7 @@ class stage:
         cpu_clock = self.cpu_clock
         if cpu_clock is not None:
             if cpu_clock is here.clock and cpu_clock.is_good() and cpu_clock.innermost is self:
-                used_ns = clock.cpu_ns() - cpu_clock.away_ns - self.cpu_start_ns
+                used_ns = clock.cpu_ns() - self.cpu_start_ns
                 self.cpu_ns += used_ns
                 cpu_clock.innermost = outer = self.outer
                 if outer is not None:
