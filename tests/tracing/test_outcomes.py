@@ -207,6 +207,34 @@ def test_behind_a_base_http_middleware_background_errors_are_still_not_the_reque
     assert_counted_once(200, "ok")
 
 
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_stream_is_counted_at_its_end_unless_a_base_http_middleware_may_hide_an_error(
+    is_inside: bool, spec_version: str
+) -> None:
+    in_background: list[dict[str, float]] = []
+
+    async def background() -> None:
+        in_background.append(outcomes())
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"one"
+
+    async def handler(incoming: Request) -> Response:
+        return StreamingResponse(chunks(), background=BackgroundTask(background))
+
+    app = Starlette(routes=[Route("/x", handler)])
+    if is_inside:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+    app.add_middleware(StageTimingMiddleware, service="s")
+    if not is_inside:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+    asgi = {"version": "3.0", "spec_version": spec_version}
+    asyncio.run(request(app, "/x", asgi=asgi))
+    assert in_background == [{} if is_inside else {"ok": 1}]
+    assert_counted_once(200, "ok")
+
+
 @pytest.mark.parametrize(
     ("status", "outcome"), [(200, "ok"), (404, "client_error"), (503, "error")]
 )
@@ -424,6 +452,61 @@ def test_a_disconnect_after_the_last_body_message_changes_nothing() -> None:
     assert_counted_once(200, "ok", "__unmatched__")
 
 
+class TellsEarly(Exchange):
+    """Tells of the client's leaving while it sends the last message, as hypercorn over HTTP/2."""
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.disconnect.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("middlewares", [0, 1])
+def test_a_client_that_leaves_with_the_last_message_has_its_answer(middlewares: int) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"one"
+
+    async def handler(incoming: Request) -> Response:
+        return StreamingResponse(chunks())
+
+    async def main() -> None:
+        app = Starlette(routes=[Route("/x", handler)])
+        for _ in range(middlewares):
+            app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+        app.add_middleware(StageTimingMiddleware, service="s")
+        exchange = TellsEarly()
+        await app(http_scope("/x"), exchange.receive, exchange.send)
+
+    asyncio.run(main())
+    assert_counted_once(200, "ok")
+
+
+@pytest.mark.parametrize(("body", "outcome"), [(b"", "ok"), (b"rest", "client_disconnect")])
+def test_a_last_message_that_is_cut_has_not_come_unless_it_is_empty(
+    body: bytes, outcome: str
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def listen() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            sending.cancel()
+
+        await send(START)
+        await send(MORE)
+        last = send({"type": "http.response.body", "body": body, "more_body": False})
+        sending = asyncio.create_task(last)
+        await asyncio.gather(listen(), sending, return_exceptions=True)
+
+    async def main() -> None:
+        exchange = TellsEarly()
+        await wrap(app)(http_scope("/x"), exchange.receive, exchange.send)
+
+    asyncio.run(main())
+    assert_counted_once(200, outcome, "__unmatched__")
+
+
 def test_a_generator_exit_counts_as_cancelled() -> None:
     """A server that drops the coroutine, as at the end of its loop."""
 
@@ -578,6 +661,42 @@ def test_a_client_that_left_after_its_timeout_timed_out(clock: Clock) -> None:
 
     asyncio.run(main())
     assert_counted_once(200, "timeout")
+
+
+# --- the many that are alike ---
+
+
+def test_however_a_request_is_counted_every_family_has_it(clock: Clock) -> None:
+    """The first of its kind, those like it, the slow ones and the late: the same sums."""
+    seconds = [0.1, 0.1, 0.5, 0.6, 0.1, 6.0, 0.0005, 0.1]
+
+    async def handler(incoming: Request) -> Response:
+        clock.advance(seconds[int(incoming.path_params["i"])])
+        return PlainTextResponse("x")
+
+    async def main() -> None:
+        app = Starlette(routes=[Route("/{i}", handler)])
+        app.add_middleware(
+            StageTimingMiddleware, service="s", slo_seconds=0.5, client_timeout_seconds=5
+        )
+        for i in range(len(seconds)):
+            await request(app, f"/{i}")
+
+    asyncio.run(main())
+    assert requests() == {("/{i}", "GET", "200", "ok"): 7, ("/{i}", "GET", "200", "timeout"): 1}
+    assert outcomes() == {"ok": 7, "timeout": 1}
+    assert nonzero("inference_request_duration_seconds_count", ["route"]) == {("/{i}",): 8}
+    assert durations() == pytest.approx(7.5005)
+    below = values("inference_request_duration_seconds_bucket", "route", "le")
+    assert [below[("/{i}", le)] for le in ("0.001", "0.1", "0.5", "0.6", "5.0")] == [1, 5, 6, 7, 7]
+    assert nonzero("inference_stage_duration_seconds_count", ["stage"]) == {("unattributed",): 8}
+    assert values("inference_stage_duration_seconds_sum", "stage")[("unattributed",)] == (
+        pytest.approx(7.5005)
+    )
+    assert nonzero("inference_stage_seconds_total", ["stage", "slow"]) == {
+        ("unattributed", "false"): pytest.approx(0.9005),
+        ("unattributed", "true"): pytest.approx(6.6),
+    }
 
 
 # --- rejected by a queue ---

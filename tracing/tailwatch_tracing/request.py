@@ -117,7 +117,7 @@ class Request(Unit):
                 self._note_failed_send(error)
                 raise
             if self.is_open:
-                self._complete()
+                self._complete(0)
         else:
             await self._send_part(kind, message)
 
@@ -142,10 +142,16 @@ class Request(Unit):
         is_body = kind in _BODY_MESSAGES
         is_last = is_body and not message.get("more_body", False)
         is_empty = kind == _BODY and not message.get("body")
+        noted = self.events
         try:
             await send(message)
         except Exception as error:
             self._note_failed_send(error)
+            raise
+        except BaseException:
+            # Starlette cancels what sends when it hears that the client has left.
+            if is_last and is_empty and self.is_open and self.events & CLIENT_LEFT & ~noted:
+                self._complete(noted)
             raise
         if not is_body or not self.is_open:
             return
@@ -156,9 +162,10 @@ class Request(Unit):
         if not is_last:
             return
         if self.events & STREAM and is_resent():
+            self._forget_leaving(noted)
             self._end_unsettled()
         else:
-            self._complete()
+            self._complete(noted)
 
     def _note_background(self, background_ns: int) -> None:
         try:
@@ -178,8 +185,8 @@ class Request(Unit):
             except Exception:
                 self.service.note_error("request")
 
-    def _complete(self) -> None:
-        """Count a complete answer."""
+    def _complete(self, noted: int) -> None:
+        """Count a complete answer; `noted` are the events before its last message was sent."""
         end_ns = clock.now_ns()
         duration_ns = end_ns - self.start_ns
         service = self.service
@@ -192,11 +199,12 @@ class Request(Unit):
                     route = self.routes.by_route[id(scope["route"])]
                 if self.log is None:
                     cell = route.plain[self.status][scope["method"]]
+                    del service.in_flight[self]
                 else:
                     cell = route.staged[self.status][scope["method"]]
+                    del service.in_flight[self]
                     end_ns = self._credit_stages(end_ns)
                     duration_ns = end_ns - self.start_ns
-                del service.in_flight[self]
                 self.is_open = False
                 self.end_ns = end_ns
                 bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
@@ -206,6 +214,7 @@ class Request(Unit):
                 return
         except Exception:  # the first of its kind, or one that `_finish` knows to name
             pass
+        self._forget_leaving(noted)
         self._finish(self.status, None, end_ns)
 
     def _credit_stages(self, end_ns: int) -> int:
@@ -214,6 +223,13 @@ class Request(Unit):
         except Exception:
             self.service.note_error("request")
             return end_ns
+
+    def _forget_leaving(self, noted: int) -> None:
+        """Take it that a client heard to leave since its last message was handed over has it.
+
+        Hypercorn tells so when an HTTP/2 response is complete, before it returns from the send.
+        """
+        self.events &= noted | ~(CLIENT_LEFT | LEFT_UNANSWERED)
 
     def _abandon(self, error: BaseException | None) -> None:
         """Count a request whose application has ended without a last body message."""
