@@ -44,6 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(service, "_services", {})
+    monkeypatch.setattr(service, "_jobs", {})
     monkeypatch.setattr(queues, "_unbound", [])
     process = Runtime(root=Path("/dev/null"))  # without a control group
     monkeypatch.setattr(serving, "runtime", process)

@@ -104,7 +104,7 @@ OUTCOMES = Metric(
         "rejected",
     ),
 )
-"""Derived from REQUESTS, so that the two cannot disagree; it has no cells of its own."""
+"""Derived from REQUESTS, so that the two cannot disagree; a service's own cell stays 0."""
 REQUEST_DURATION = Metric(
     "inference_request_duration_seconds",
     "histogram",

@@ -173,7 +173,8 @@ def _under_services(series: Series, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _outcomes(snapshot: Snapshot) -> list[tuple[str, float]]:
-    totals = {(service, outcome): 0 for service in snapshot.services for outcome in OUTCOMES.row}
+    with_requests = snapshot.counts.get(OUTCOMES.name, {})
+    totals = {(each.owner, outcome): 0 for each in with_requests for outcome in OUTCOMES.row}
     for (service, values), counts in snapshot.counts.get(REQUESTS.name, {}).items():
         if (service, values[-1]) in totals:  # a newer worker may have another outcome
             totals[service, values[-1]] += counts[0]

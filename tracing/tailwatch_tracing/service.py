@@ -124,20 +124,62 @@ class QueueCells:
         self.rejected.get("full")
 
 
-class Service:
+class Owner:
+    """What has metrics on the page under a label `service`: a service, or a training job."""
+
+    def __init__(self, name: str) -> None:
+        self.store = CellStore(name, _memory)
+        self._gpu_uuids: Sequence[str] | None = None
+        self._errors = self.store.counter(families.ERRORS)
+        self._reporters: list[Callable[[], Iterable[Level]]] = []
+
+    @property
+    def name(self) -> str:
+        """The label `service`."""
+        return self.store.owner
+
+    def note_error(self, where: str) -> None:
+        """Count an error of our own, from an `except`; the first of each place is logged."""
+        place = families.ERRORS.row.index(where)
+        self._errors.counts[place] += 1
+        if self._errors.counts[place] == 1:
+            logger.warning("%s: an error in the instrumentation", self.name, exc_info=True)
+
+    def report(self, reporter: Callable[[], Iterable[Level]]) -> None:
+        """Ask `reporter` for levels at every scrape."""
+        self._reporters.append(reporter)
+
+    def snapshot_into(self, snapshot: Snapshot) -> None:
+        """Add the owner's cells and levels."""
+        snapshot.add_service(self.name)
+        snapshot.add_store(self.store)
+        snapshot.add_levels(self.name, self.levels())
+
+    def levels(self) -> Iterator[Level]:
+        """Yield what the owner's gauges are now."""
+        if self._gpu_uuids is None:  # asked here, off the event loop: NVML may answer slowly
+            self._gpu_uuids = visible_gpu_uuids(os.environ)
+        for uuid in self._gpu_uuids:
+            yield Level(families.GPU_INFO, (uuid,), 1)
+        yield Level(families.BUILD_INFO, (VERSION,), 1)
+        for reporter in self._reporters:
+            yield from reporter()
+
+
+class Service(Owner):
     """Everything one service counts. One per name in a process, whatever asks for it again."""
 
     def __init__(self, name: str) -> None:
-        self.store = store = CellStore(name, _memory)
+        super().__init__(name)
+        store = self.store
+        store.counter(families.OUTCOMES)  # stays 0: it tells that there are requests to count
         self.slo_seconds: float | None = None
         self.slo_ns: int | None = None
         self.client_timeout_seconds: float | None = None
         self.client_timeout_ns: int | None = None
         self.plain_ns = _FOR_EVER_NS  # a plain request takes no longer
-        self._gpu_uuids: Sequence[str] | None = None
         self.in_flight: dict[Request, None] = {}  # in order of arrival
         self.websockets: Websockets | None = None  # before the first one
-        self._errors = store.counter(families.ERRORS)
         self.stages: Capped[StageCells] = store.capped(
             families.STAGE_DURATION, STAGE_LIMIT, lambda stage: StageCells(store, stage)
         )
@@ -161,12 +203,6 @@ class Service:
         )
         self.spans: SpanRecorder | None = None
         self.has_suspended_stages = False  # then CPU time is known if its requests are driven
-        self._reporters: list[Callable[[], Iterable[Level]]] = []
-
-    @property
-    def name(self) -> str:
-        """The label `service`."""
-        return self.store.owner
 
     def rename(self, name: str) -> None:
         """Go on under another name."""
@@ -229,30 +265,9 @@ class Service:
             route.requests[key] = cell
         cell.counts[0] += 1
 
-    def note_error(self, where: str) -> None:
-        """Count an error of our own, from an `except`; the first of each place is logged."""
-        place = families.ERRORS.row.index(where)
-        self._errors.counts[place] += 1
-        if self._errors.counts[place] == 1:
-            logger.warning("%s: an error in the instrumentation", self.name, exc_info=True)
-
-    def report(self, reporter: Callable[[], Iterable[Level]]) -> None:
-        """Ask `reporter` for levels at every scrape."""
-        self._reporters.append(reporter)
-
-    def snapshot_into(self, snapshot: Snapshot) -> None:
-        """Add the service's cells and levels."""
-        snapshot.add_service(self.name)
-        snapshot.add_store(self.store)
-        snapshot.add_levels(self.name, self.levels())
-
     def levels(self) -> Iterator[Level]:
         """Yield what the service's gauges are now."""
-        yield from self._own_levels()
-        for reporter in self._reporters:
-            yield from reporter()
-
-    def _own_levels(self) -> Iterator[Level]:
+        yield from super().levels()
         yield Level(families.IN_FLIGHT, (), len(self.in_flight))
         yield Level(families.OLDEST_IN_FLIGHT, (), self._oldest_seconds())
         for name, cells in list(self.queues.cells.items()):
@@ -261,11 +276,6 @@ class Service:
             yield Level(families.SLO, (), self.slo_seconds)
         if self.client_timeout_seconds is not None:
             yield Level(families.CLIENT_TIMEOUT, (), self.client_timeout_seconds)
-        if self._gpu_uuids is None:  # asked here, off the event loop: NVML may answer slowly
-            self._gpu_uuids = visible_gpu_uuids(os.environ)
-        for uuid in self._gpu_uuids:
-            yield Level(families.GPU_INFO, (uuid,), 1)
-        yield Level(families.BUILD_INFO, (VERSION,), 1)
 
     def _oldest_seconds(self) -> float:
         while True:
@@ -280,6 +290,7 @@ class Service:
 
 _memory = PRIVATE
 _services: dict[str, Service] = {}
+_jobs: dict[str, Owner] = {}
 _NAMELESS = ""  # the key of what has counted before any service was named
 _lock = threading.Lock()
 
@@ -304,7 +315,7 @@ def default_service() -> Service:
     That is the first one of the process; without any, one named by OTEL_SERVICE_NAME, else
     `unnamed`, until there is one.
     """
-    for service in services():
+    for service in list(_services.values()):
         return service
     with _lock:
         if not _services:
@@ -312,9 +323,15 @@ def default_service() -> Service:
         return next(iter(_services.values()))
 
 
-def services() -> list[Service]:
-    """Return the process's services in the order they were made."""
-    return list(_services.values())
+def services() -> list[Owner]:
+    """Return the process's services in the order they were made, then its training jobs."""
+    return [*_services.values(), *_jobs.values()]
+
+
+def job_named(name: str) -> Owner:
+    """Return the process's one training job of this label `service`, made on first use."""
+    with _lock:
+        return _jobs.setdefault(name, Owner(name))
 
 
 def use_memory(memory: Memory) -> None:
