@@ -111,8 +111,9 @@ def stop(interval: stage) -> bool:
     if cpu_clock is None:
         return True
     interval.cpu_clock = None
-    frame, interval.frame = interval.frame, None
     if cpu_clock is here.own:
+        frame = interval.frame
+        del interval.frame
         is_good = frame is _activation()
     else:
         is_good = cpu_clock is here.clock and cpu_clock.is_good()

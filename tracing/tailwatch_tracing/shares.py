@@ -192,19 +192,22 @@ def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
     if not saw_inference:
         between_ns += tail_ns
         tail_ns = 0
-    for cells, wall_ns in (
-        (service.ingress, ingress_ns),
-        (service.unattributed, between_ns),
-        (service.postprocess, tail_ns),
-    ):
-        if wall_ns > 0:
-            counts = cells.wall.counts
-            counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
-            counts[SUM_NS] += wall_ns
-            cells.exclusive.counts[slow] += wall_ns
-            if service.spans is not None:
-                note(cells.wall, wall_ns, unit)
+    if ingress_ns > 0:
+        _credit_implicit(unit, service.ingress, ingress_ns, slow)
+    if between_ns > 0:
+        _credit_implicit(unit, service.unattributed, between_ns, slow)
+    if tail_ns > 0:
+        _credit_implicit(unit, service.postprocess, tail_ns, slow)
     return end_ns
+
+
+def _credit_implicit(unit: Unit, cells: StageCells, wall_ns: int, slow: int) -> None:
+    counts = cells.wall.counts
+    counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
+    counts[SUM_NS] += wall_ns
+    cells.exclusive.counts[slow] += wall_ns
+    if unit.service.spans is not None:
+        note(cells.wall, wall_ns, unit)
 
 
 def _rewind(

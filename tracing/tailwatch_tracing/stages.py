@@ -15,7 +15,7 @@ from tailwatch_tracing.cpu import CpuClock, find_clock, here
 from tailwatch_tracing.cuda import GpuInterval
 from tailwatch_tracing.decorators import timed
 from tailwatch_tracing.service import default_service
-from tailwatch_tracing.units import NO_UNIT, OutermostUnit, current_unit
+from tailwatch_tracing.units import NO_UNIT, OutermostUnit, Unit, current_unit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -71,18 +71,22 @@ class stage:
         self.end_ns = 0  # not left
         self.cpu_ns = 0  # above 0 only once it has ended, if it is certain
         self.cpu_clock = None
-        self.frame = None
 
     def __enter__(self) -> stage:
         """Open the interval."""
         if self.start_ns:
             return self._enter_again()
         self.start_ns = -1  # taken: another thread that enters the same object comes again
-        log = current_unit.get().log
+        unit = current_unit.get()
+        log = unit.log
         if log is None:
-            log = self._join()
+            if unit.is_open:
+                # The first stages may open in two threads: there is no call since the log was read.
+                unit.log = log = []
+            else:
+                log = self._begin_unit(unit)
         elif len(log) >= units.FOLD_AT:
-            current_unit.get().fold()
+            unit.fold()
         cpu_clock = here.clock or self._find_cpu_clock()
         self.start_ns = clock.now_ns()
         log.append(self)
@@ -174,20 +178,15 @@ class stage:
             if unit.is_open and not isinstance(unit, OutermostUnit):
                 unit.service.has_suspended_stages = True
 
-    def _join(self) -> list[stage]:
-        """Return the unit's first log; outside any, that of one that begins and ends with this."""
-        unit = current_unit.get()
-        if not unit.is_open:
-            service = default_service() if unit is NO_UNIT else unit.service
-            self._own_unit = unit = OutermostUnit(service, unit)
-            self.end_ns = _OUTERMOST
-            current_unit.set(unit)
-        new: list[stage] = []
-        # The first stages may open in two threads: there is no call between the test and the store.
-        if unit.log is None:
-            unit.log = new
-        log = unit.log
-        return new if log is None else log
+    def _begin_unit(self, around: Unit) -> list[stage]:
+        """Return the log of a unit that begins and ends with this stage."""
+        service = default_service() if around is NO_UNIT else around.service
+        self._own_unit = unit = OutermostUnit(service, around)
+        self.end_ns = _OUTERMOST
+        log: list[stage] = []
+        unit.log = log
+        current_unit.set(unit)
+        return log
 
     def _exit_special(self) -> None:
         for interval in reversed(current_unit.get().log or ()):
