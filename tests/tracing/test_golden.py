@@ -23,10 +23,10 @@ from tailwatch_tracing import (
     RequestQueue,
     StageTimingMiddleware,
     downstream,
-    middleware,
     service,
     serving,
     stage,
+    upstream,
 )
 from tailwatch_tracing.exposition import render_families
 from tailwatch_tracing.runtime import watch_largest_free_block, watch_threadpool
@@ -43,7 +43,7 @@ CONTAINER = Path(__file__).parents[1] / "fixtures/cgroup/container"
 @pytest.fixture
 def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setattr(service, "VERSION", "0.0.0")
-    monkeypatch.setattr(middleware, "time_ns", lambda: 1_700_000_000_020_000_000)
+    monkeypatch.setattr(upstream, "time_ns", lambda: 1_700_000_000_020_000_000)
     queue = RequestQueue("preprocess")
     started = asyncio.Event()
 

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from time import time_ns
 
 from tailwatch_tracing import clock
 from tailwatch_tracing.cpu import drive
@@ -185,7 +184,7 @@ class StageTimingMiddleware:
 
     def _note_upstream_wait(self, scope: Scope) -> None:
         try:
-            waited_ns = wait_ns(scope["headers"], time_ns())
+            waited_ns = wait_ns(scope["headers"])
             if waited_ns is not None:
                 self._service.store.histogram(UPSTREAM_WAIT).observe(waited_ns)
         except Exception:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from time import time_ns
 
 _STAMP = re.compile(rb"\s*(?:t=)?(\d{10}|\d{13}|\d{16}|\d{19})(?:\.(\d{1,9}))?\s*")
 
@@ -18,18 +19,19 @@ _LONGEST_WAIT_NS = 3600 * 10**9
 """No proxy holds a request for longer: the header is a client's own, or an old one."""
 
 
-def wait_ns(headers: Iterable[tuple[bytes, bytes]], now_ns: int) -> int | None:
+def wait_ns(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """Return the nanoseconds since the earliest X-Request-Start, None without one to be believed.
 
-    Args:
-        headers: Of an ASGI scope; several proxies may each have left a stamp.
-        now_ns: Unix time in nanoseconds.
+    Several proxies may each have left a stamp in the headers, which are those of an ASGI scope:
+    their names are in lower case.
     """
+    stamps = [value for name, value in headers if name == b"x-request-start"]
+    if not stamps:
+        return None
+    now_ns = time_ns()
     waits = [
         now_ns - stamp_ns
-        for name, value in headers
-        if name.lower() == b"x-request-start"
-        for stamp_ns in map(_parse, value.split(b","))
+        for stamp_ns in map(_parse, b",".join(stamps).split(b","))
         if stamp_ns is not None and -_CLOCK_SKEW_NS <= now_ns - stamp_ns <= _LONGEST_WAIT_NS
     ]
     return max(0, *waits) if waits else None
