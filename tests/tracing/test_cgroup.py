@@ -169,19 +169,14 @@ def test_an_unlimited_service_beside_it_has_the_same_group() -> None:
 QUOTA, PERIOD = 20_000, 100_000  # microseconds
 
 THROTTLED = """
-import json, threading, time
+import json, time
 from tailwatch_tracing import serve_metrics
 from tailwatch_tracing.cgroup import read_quota
 from tailwatch_tracing.runtime import runtime
 
 serve_metrics(0, service="s")
-late = 0.0
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
-    start = time.perf_counter()
-    time.sleep(0.037)
-    late += max(0, time.perf_counter() - start - 0.038)
-print(json.dumps([read_quota(), late, runtime.gil.waited.counts[0] / 1e9]))
+time.sleep(2)
+print(json.dumps([read_quota(), runtime.gil.waited.counts[0] / 1e9]))
 """
 
 
@@ -228,7 +223,7 @@ def test_a_throttled_process_sees_what_the_kernel_does_to_it(group: Path) -> Non
     finally:
         burner.kill()
         burner.wait()
-    quota, late, waited_for_the_lock = json.loads(ran.stdout)
+    quota, waited_for_the_lock = json.loads(ran.stdout)
     limit_cores, usage_ns, throttled_ns, periods, throttled_periods = quota
     assert limit_cores == QUOTA / PERIOD
     assert 0 < throttled_periods <= int(outside["nr_throttled"])
@@ -236,7 +231,7 @@ def test_a_throttled_process_sees_what_the_kernel_does_to_it(group: Path) -> Non
     assert abs(periods - int(outside["nr_periods"])) <= 5, "it was read just before its end"
     total = int(outside.get("throttled_time", 0)) or int(outside["throttled_usec"]) * 1000
     assert 0.5 * total < throttled_ns <= total
+    assert throttled_ns > 0.5e9, "the quota did not bite"
     if usage_ns is not None:  # None where CPU is accounted in a hierarchy of its own
         assert 0 < usage_ns <= (periods + 3) * QUOTA * 1000 * 1.5
-    assert late > 0.05, "the quota did not bite"
     assert waited_for_the_lock < 0.05, "a wait for the quota is no wait for the lock"

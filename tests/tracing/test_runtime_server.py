@@ -66,12 +66,10 @@ def test_a_blocked_loop_and_a_full_thread_pool_show(server: Server) -> None:
         waits = [each[0] for each in clients.map(server.get, ["/quick"] * 10)]
         blocking.result()
         assert min(waits) > 0.6, "the clients did wait"
-        quickest = server.value(
-            "inference_request_duration_seconds_bucket", "route", "le", of=("/quick", "0.2")
-        )
-        assert quickest == 11, "and no duration says so"
+        told = server.value("inference_request_duration_seconds_sum", "route", of=("/quick",))
+        assert told < sum(waits) / 2, "and their durations do not say so"
         lost = server.value("python_event_loop_lost_seconds_total")
-        assert 0.95 < lost < 1.5
+        assert 0.95 < lost < 3
         assert 0.95 < server.value("python_event_loop_lag_max_seconds") <= lost
 
         # 80 sync endpoints over 40 threads.
@@ -83,9 +81,7 @@ def test_a_blocked_loop_and_a_full_thread_pool_show(server: Server) -> None:
             for name in ("busy", "limit", "waiting")
         ]
         assert state == [40, 40, 40]
-        for each in requests:
-            each.result()
+        clients_waited = sum(each.result()[0] - 0.5 for each in requests)
     waited = server.value("python_threadpool_wait_seconds_total", "pool", of=("anyio",))
-    assert 0.9 < waited / (40 * 0.5) < 1.25
+    assert 0.65 * 40 * 0.5 < waited < 1.1 * clients_waited
     assert server.value("python_threadpool_waiting", "pool", of=("anyio",)) == 0
-    assert server.value("python_gil_wait_seconds_total") < 0.5
