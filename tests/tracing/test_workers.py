@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -153,17 +154,17 @@ def test_a_child_of_a_fork_counts_for_itself_without_a_directory_too(tmp_path: P
         """
         server = serve_metrics(0, service="s")
         count("x", 3)
+        read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            say(stages())
             count("x")
-            say(stages())
+            os.write(write, json.dumps(stages()).encode())
             os._exit(0)
         os.waitpid(pid, 0)
-        say([stages()])
+        say([json.loads(os.read(read, 1000)), stages()])
         """,
     )
-    assert said == [{"x": 3}]
+    assert said == [{"x": 1}, {"x": 3}]
 
 
 def test_what_is_counted_in_a_child_that_is_killed_is_not_lost(tmp_path: Path) -> None:
@@ -810,3 +811,14 @@ def test_the_configured_workers_are_those_of_the_server(
     module: str, variables: dict[str, Any], expected: int | None
 ) -> None:
     assert called_from(module, **variables) == expected
+
+
+def test_the_example_of_the_page_serves(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/several-workers.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert "12161" in example
+    assert "/dev/shm/embedder" in example
+    example = example.replace("12161", "0").replace("/dev/shm/embedder", str(tmp_path))
+    assert run(tmp_path, example + "say(list(values('python_workers', 'state').items()))") == [
+        [["alive"], 1]
+    ]

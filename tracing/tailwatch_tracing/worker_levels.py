@@ -48,6 +48,7 @@ class LevelsFile:
         body = exemplars + "".join(
             _line("level", level.metric.name, owner, level.values, float(level.value))
             for owner, level in levels
+            if level.metric.kind == "gauge"  # counters that are no cells are the kernel's, for all
         )
         if body != self._body:
             head = json.dumps(Head(monotonic_ns, gc.get_stats()))

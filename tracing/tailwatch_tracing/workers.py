@@ -114,6 +114,11 @@ class Workers:
 
     # --- from a scrape ---
 
+    @property
+    def are_shared(self) -> bool:
+        """Whether a page is of several workers, any of which may answer the next scrape."""
+        return self._directory is not None
+
     def snapshot_into(self, snapshot: Snapshot) -> None:
         """Add what siblings and the dead have counted, and what siblings tell of now."""
         self.serve()
@@ -151,7 +156,12 @@ class Workers:
         """Return the live workers that have a number, in its order; none without a directory."""
         if self._directory is None:
             return []
-        return [worker for worker in self._directory.workers() if worker.number != NO_NUMBER]
+        try:
+            workers = self._directory.workers()
+        except OSError as error:
+            self.note_unwritable(error)
+            return []
+        return [worker for worker in workers if worker.number != NO_NUMBER]
 
     # --- of cells ---
 
