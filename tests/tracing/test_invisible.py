@@ -22,6 +22,7 @@ import anyio
 import pytest
 from fastapi import BackgroundTasks, FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
+from opentelemetry.sdk.trace import TracerProvider
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
@@ -33,6 +34,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from tailwatch_tracing import StageTimingMiddleware, service, stage
+from tailwatch_tracing.spans.recorder import SpanRecorder
 from tests.tracing.asgi import App, http_scope, nonzero, values
 
 Wrap = Callable[[App], App]
@@ -93,8 +95,7 @@ def told(error: BaseException | None, above: tuple[BaseException, ...] = ()) -> 
     )
 
 
-def ours() -> set[str]:
-    return {"tailwatch_unit"}
+OURS = ("tailwatch_unit", "current_context")  # and OpenTelemetry's
 
 
 class Server:
@@ -150,7 +151,7 @@ class Server:
             pass
         current = contextvars.copy_context()
         self.seen.context = {
-            key.name: placeless(current[key]) for key in current if key.name not in ours()
+            key.name: placeless(current[key]) for key in current if key.name not in OURS
         }
         self.seen.scope = {key: placeless(value) for key, value in sorted(scope.items())}
 
@@ -215,10 +216,29 @@ def around(app: App) -> App:
     )
 
 
-def assert_same(make: Callable[[Note, Wrap], App], client: Callable[[], Client]) -> None:
+def driven(app: App) -> App:
+    """As once a stage was suspended: each request is driven, to know its CPU time."""
+    wrapped = around(app)
+    service.service_named("s").has_suspended_stages = True
+    return wrapped
+
+
+def traced(app: App) -> App:
+    wrapped = around(app)
+    named = service.service_named("s")
+    named.spans = SpanRecorder(named, TracerProvider())
+    return wrapped
+
+
+WRAPS: dict[str, Wrap] = {"as it is": around, "driven": driven, "traced": traced}
+
+
+def assert_same(
+    make: Callable[[Note, Wrap], App], client: Callable[[], Client], wrap: Wrap = around
+) -> None:
     """Bare and instrumented runs look alike, and the instrumented one was counted."""
     bare = observe(lambda note: make(note, lambda app: app), client())
-    instrumented = observe(lambda note: make(note, around), client())
+    instrumented = observe(lambda note: make(note, wrap), client())
     assert instrumented == bare
     assert_counted(client())
 
@@ -551,14 +571,21 @@ def with_threads(client: Callable[[], Client]) -> Callable[[], Client]:
 
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
 @pytest.mark.parametrize("behaviour", RAW.values(), ids=RAW)
-def test_a_plain_application(behaviour: Behaviour, client: Callable[[], Client]) -> None:
-    assert_same(raw(behaviour), with_threads(client) if behaviour is starts_tasks else client)
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+def test_a_plain_application(
+    wrap: Wrap, behaviour: Behaviour, client: Callable[[], Client]
+) -> None:
+    client = with_threads(client) if behaviour is starts_tasks else client
+    assert_same(raw(behaviour), client, wrap)
 
 
 @pytest.mark.parametrize("client", IMPATIENT.values(), ids=IMPATIENT)
 @pytest.mark.parametrize("behaviour", WAITING.values(), ids=WAITING)
-def test_an_application_that_waits(behaviour: Behaviour, client: Callable[[], Client]) -> None:
-    assert_same(raw(behaviour), client)
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+def test_an_application_that_waits(
+    wrap: Wrap, behaviour: Behaviour, client: Callable[[], Client]
+) -> None:
+    assert_same(raw(behaviour), client, wrap)
 
 
 @pytest.mark.parametrize(

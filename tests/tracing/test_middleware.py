@@ -9,15 +9,17 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from tailwatch_tracing import (
@@ -70,6 +72,7 @@ def test_messages_pass_unchanged_both_ways() -> None:
 
 
 def test_a_context_variable_set_inside_is_seen_outside() -> None:
+    """Kludex/starlette#919, perdy/starlette-prometheus#33: lost behind a BaseHTTPMiddleware."""
     variable: ContextVar[str] = ContextVar("variable")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -148,6 +151,8 @@ def test_lifespan_passes_and_the_middleware_may_be_installed_in_it() -> None:
 
 
 def test_websockets_pass_and_make_no_http_series() -> None:
+    """litestar-org/litestar#1934."""
+
     async def echo(websocket: WebSocket) -> None:
         await websocket.accept()
         await websocket.send_text(await websocket.receive_text())
@@ -329,10 +334,39 @@ def test_a_stage_name_that_is_no_string_fails_nothing() -> None:
     render_metrics()
 
 
+def test_a_stage_that_is_suspended_has_its_cpu_time_from_the_second_request_on() -> None:
+    """From then on the service's requests are driven."""
+    seconds = 0.02
+
+    async def handler(incoming: Request) -> Response:
+        with stage("inference"):
+            await asyncio.sleep(0)
+            until = time.thread_time() + seconds
+            while time.thread_time() < until:
+                pass
+        return PlainTextResponse("ok")
+
+    async def main() -> list[float]:
+        app = StageTimingMiddleware(Starlette(routes=[Route("/x", handler)]), service="s")
+        used = []
+        for _ in range(3):
+            await request(app, "/x")
+            cpu = values("inference_stage_cpu_seconds_total", "stage")
+            used.append(cpu.get(("inference",), 0.0))
+        return used
+
+    first, second, third = asyncio.run(main())
+    assert first == 0
+    assert seconds <= second < 2 * seconds
+    assert 2 * seconds <= third < 3 * seconds
+
+
 # --- one service, several middlewares; several services ---
 
 
 def test_a_rebuilt_stack_goes_on_counting() -> None:
+    """trallnag/prometheus-fastapi-instrumentator#269, #152: "Duplicated timeseries"."""
+
     async def main() -> None:
         app = starlette_app()
         await request(app, "/x")
@@ -342,6 +376,58 @@ def test_a_rebuilt_stack_goes_on_counting() -> None:
 
     asyncio.run(main())
     assert outcomes() == {"ok": 3}
+
+
+@pytest.mark.parametrize("inner", ["s", "other"])
+@pytest.mark.parametrize("between", [None, BaseHTTPMiddleware])
+def test_a_request_is_counted_once_by_each_service(inner: str, between: Any) -> None:
+    """As where a mounted application, or the same one, is instrumented twice."""
+
+    async def pass_on(incoming: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(incoming)
+
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.close()
+
+    async def main() -> None:
+        sub = Starlette(routes=[Route("/x", answer), WebSocketRoute("/ws", chat)])
+        sub.add_middleware(StageTimingMiddleware, service=inner, metrics_path="/metrics")
+        app = Starlette(routes=[Mount("/sub", sub)])
+        app.add_middleware(StageTimingMiddleware, service="s")
+        if between is not None:
+            app.add_middleware(between, dispatch=pass_on)
+        app.add_middleware(StageTimingMiddleware, service="s")
+        for _ in range(3):
+            assert (await request(app, "/sub/x")).body == b"ok"
+        assert (await request(app, "/sub/metrics")).status == 200
+        exchange = Exchange()
+        await app(
+            http_scope("/sub/ws", type="websocket", subprotocols=[]),
+            exchange.receive,
+            exchange.send,
+        )
+
+    asyncio.run(main())
+    by_service = nonzero("inference_requests_total", ["service", "route"])
+    assert by_service[("s", "/sub/x")] == 3
+    assert by_service.get(("other", "/sub/x"), 0) == (3 if inner == "other" else 0)
+    assert sum(values("inference_requests_in_flight").values()) == 0
+    closes = nonzero("inference_websocket_closes_total", ["service", "code"])
+    assert closes == {(service, "403"): 1 for service in {"s", inner}}
+
+
+def test_a_request_from_within_a_request_is_another() -> None:
+    async def inner(incoming: Request) -> Response:
+        return PlainTextResponse("inner")
+
+    async def outer(incoming: Request) -> Response:
+        return PlainTextResponse((await request(app, "/inner")).body)
+
+    app = Starlette(routes=[Route("/outer", outer), Route("/inner", inner)])
+    app.add_middleware(StageTimingMiddleware, service="s")
+    app.add_middleware(StageTimingMiddleware, service="s")
+    assert asyncio.run(request(app, "/outer")).body == b"inner"
+    assert nonzero("inference_requests_total", ["route"]) == {("/outer",): 1, ("/inner",): 1}
 
 
 def test_two_applications_are_told_apart_by_their_service() -> None:

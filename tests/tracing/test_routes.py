@@ -171,6 +171,11 @@ async def templates(app: Any, paths: list[str], method: str = "GET", **more: Any
 
 
 def test_fastapi_templates() -> None:
+    """Included routers: trallnag/prometheus-fastapi-instrumentator#370, #379, #388,
+    claws/aioprometheus#107, stephenhillier/starlette_exporter#110; mounts:
+    perdy/starlette-prometheus#40, elastic/apm-agent-python#1036,
+    open-telemetry/opentelemetry-python-contrib#2891.
+    """
     paths = [path for path, _ in FASTAPI_CASES]
     assert asyncio.run(templates(fastapi_app(), paths)) == [t for _, t in FASTAPI_CASES]
 
@@ -255,6 +260,8 @@ def test_an_application_without_a_router_is_unmatched() -> None:
 
 
 def test_scans_make_one_series() -> None:
+    """stephenhillier/starlette_exporter#14, #78, sgl-project/sglang#31193."""
+
     async def main() -> None:
         app = fastapi_app()
         app.add_middleware(StageTimingMiddleware, service="s")

@@ -16,9 +16,9 @@ from tailwatch_tracing.runtime import runtime
 from tailwatch_tracing.service import service_named
 from tailwatch_tracing.serving import answer_metrics
 from tailwatch_tracing.spans import are_configured, recorder_of
-from tailwatch_tracing.units import Unit, current_unit
+from tailwatch_tracing.units import current_unit
 from tailwatch_tracing.upstream import wait_ns
-from tailwatch_tracing.websockets import Websocket, websockets_of
+from tailwatch_tracing.websockets import Websocket, WebsocketUnit, websockets_of
 from tailwatch_tracing.workers import workers
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -108,7 +108,9 @@ class StageTimingMiddleware:
             root_path = scope.get("root_path")
             if root_path:
                 path = path.removeprefix(root_path)
-            is_passed = path in self._passed
+            is_passed = path in self._passed or (
+                self._service.has_several_middlewares and self._is_counted_outside(scope)
+            )
         except Exception:  # a scope unlike any server's is the application's to understand
             self._service.note_error("request")
             path, is_passed = None, True
@@ -169,8 +171,7 @@ class StageTimingMiddleware:
     async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         workers.serve()
         websocket = Websocket(websockets_of(self._service), receive, send)
-        # Stages in it are counted for this service; each outermost one is a unit of its own.
-        token = current_unit.set(Unit(self._service, 0))
+        token = current_unit.set(WebsocketUnit(self._service, scope))
         try:
             await self.app(scope, websocket.receive, websocket.send)
         except BaseException as error:
@@ -181,6 +182,18 @@ class StageTimingMiddleware:
         finally:
             with suppress(ValueError):  # closed in another context
                 current_unit.reset(token)
+
+    def _is_counted_outside(self, scope: Scope) -> bool:
+        """Return whether a middleware of the same service around this one has the same request.
+
+        So it is where a mounted application is instrumented, too. Whatever copies the scope on its
+        way leaves the same list of headers in it; a request that one handler makes to another
+        application in the process has its own.
+        """
+        unit = current_unit.get()
+        if unit.service is not self._service or not isinstance(unit, Request | WebsocketUnit):
+            return False
+        return unit.scope["headers"] is scope["headers"]
 
     def _note_upstream_wait(self, scope: Scope) -> None:
         try:

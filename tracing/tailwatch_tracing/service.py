@@ -202,6 +202,8 @@ class Service(Owner):
             families.SERIES_OVERFLOW, families.REQUEST_DURATION.name
         )
         self.spans: SpanRecorder | None = None
+        self._is_configured = False
+        self.has_several_middlewares = False
         self.has_suspended_stages = False  # then CPU time is known if its requests are driven
 
     def rename(self, name: str) -> None:
@@ -217,6 +219,8 @@ class Service(Owner):
         gpu_uuids: Sequence[str] | None,
     ) -> None:
         """Set what a middleware was given; the last one of a service decides."""
+        self.has_several_middlewares = self._is_configured
+        self._is_configured = True
         self._series_limit = series_limit
         self._gpu_uuids = None if gpu_uuids is None else tuple(gpu_uuids)
         self.client_timeout_seconds = client_timeout_seconds

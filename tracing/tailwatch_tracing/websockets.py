@@ -12,7 +12,9 @@ from tailwatch_tracing.cells import OVERFLOW
 from tailwatch_tracing.families import WEBSOCKET_CLOSES, WEBSOCKET_CONNECTIONS, WEBSOCKET_DURATION
 from tailwatch_tracing.page import Level
 from tailwatch_tracing.request import Message, Receive, Send, is_lost_connection
+from tailwatch_tracing.routes import Scope
 from tailwatch_tracing.service import Service
+from tailwatch_tracing.units import Unit
 
 _NORMAL = 1000
 _NO_CODE = 1005
@@ -56,6 +58,16 @@ def websockets_of(service: Service) -> Websockets:
     if service.websockets is None:
         service.websockets = Websockets(service)
     return service.websockets
+
+
+class WebsocketUnit(Unit):
+    """Stages in a websocket are its service's; each outermost one is a unit of its own."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, service: Service, scope: Scope) -> None:
+        super().__init__(service, 0)
+        self.scope = scope
 
 
 class Websocket:
