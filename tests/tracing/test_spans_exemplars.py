@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tailwatch_tracing import StageTimingMiddleware, render_metrics, stage
-from tests.tracing.asgi import request
+from tailwatch_tracing import RequestQueue, StageTimingMiddleware, render_metrics, stage
+from tests.tracing.asgi import nonzero, request
 from tests.tracing.conftest import Clock
 from tests.tracing.test_spans import NOT_SAMPLED, SAMPLED, TRACE_ID, Traced
 
@@ -90,3 +91,83 @@ def test_of_several_intervals_the_longest_is_pointed_to(traced: Traced, clock: C
     asyncio.run(request(app, "/", headers=SAMPLED))
     (exemplar,) = exemplars()[("inference_stage_duration_seconds", "inference")]
     assert exemplar.value == 1.0
+
+
+async def no_stage(clock: Clock) -> None:
+    clock.advance(0.3)
+
+
+async def one_after_the_other(clock: Clock) -> None:
+    clock.advance(0.1)
+    with stage("preprocess"):
+        clock.advance(0.2)
+    clock.advance(0.3)
+    with stage("inference"):
+        clock.advance(0.4)
+    clock.advance(0.5)
+
+
+async def one_in_the_other(clock: Clock) -> None:
+    clock.advance(0.1)
+    with stage("inference"):
+        clock.advance(0.2)
+        with stage("h2d"):
+            clock.advance(0.3)
+        clock.advance(0.4)
+    clock.advance(0.5)
+    with stage("inference again"):
+        clock.advance(0.6)
+
+
+async def without_inference(clock: Clock) -> None:
+    with stage("preprocess"):
+        clock.advance(0.2)
+    clock.advance(0.3)
+
+
+@pytest.mark.parametrize(
+    "work", [no_stage, one_after_the_other, one_in_the_other, without_inference]
+)
+def test_every_stage_that_counted_the_request_points_to_it(
+    traced: Traced, clock: Clock, work: Callable[[Clock], Awaitable[None]]
+) -> None:
+    async def handler(incoming: Request) -> Response:
+        await work(clock)
+        return PlainTextResponse("ok")
+
+    app = StageTimingMiddleware(Starlette(routes=[Route("/", handler)]), service="s")
+    asyncio.run(request(app, "/", headers=SAMPLED))
+    counted = nonzero("inference_stage_duration_seconds_sum", ["stage"])
+    pointed = {
+        (name,): exemplar.value
+        for (family, name), (exemplar,) in exemplars().items()
+        if family == "inference_stage_duration_seconds"
+    }
+    assert pointed == pytest.approx(counted)
+
+
+def test_first_chunk_gaps_and_queues_point_to_it(traced: Traced) -> None:
+    queue = RequestQueue("gpu")
+
+    async def handler(incoming: Request) -> Response:
+        with queue.enter():
+            pass
+        return StreamingResponse(iter([b"x", b"y"]))
+
+    app = StageTimingMiddleware(Starlette(routes=[Route("/s", handler)]), service="s")
+    asyncio.run(request(app, "/s", headers=SAMPLED))
+    found = exemplars()
+    for series in [
+        ("inference_time_to_response_start_seconds", "/s"),
+        ("inference_time_to_first_chunk_seconds", "/s"),
+        ("inference_chunk_gap_seconds", "/s"),
+        ("inference_queue_wait_seconds", "gpu"),
+    ]:
+        assert found[series][0].labels["trace_id"] == TRACE_ID, series
+
+
+def test_what_ends_after_the_request_points_to_it(traced: Traced) -> None:
+    traced.get("/background", headers=SAMPLED)
+    (exemplar,) = exemplars()[("inference_background_seconds", "/background")]
+    assert exemplar.labels["trace_id"] == TRACE_ID
+    assert exemplar.value >= 0.05

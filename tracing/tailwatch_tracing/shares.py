@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from tailwatch_tracing import clock, cpu
 from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS, Capped, CellStore
 from tailwatch_tracing.cuda import PendingTimes, pending_times
-from tailwatch_tracing.exemplars import note
 from tailwatch_tracing.families import EDGES_NS, STAGE_DURATION
 from tailwatch_tracing.service import STAGE_LIMIT, Service, StageCells
 
@@ -193,21 +192,19 @@ def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
         between_ns += tail_ns
         tail_ns = 0
     if ingress_ns > 0:
-        _credit_implicit(unit, service.ingress, ingress_ns, slow)
+        _credit_implicit(service.ingress, ingress_ns, slow)
     if between_ns > 0:
-        _credit_implicit(unit, service.unattributed, between_ns, slow)
+        _credit_implicit(service.unattributed, between_ns, slow)
     if tail_ns > 0:
-        _credit_implicit(unit, service.postprocess, tail_ns, slow)
+        _credit_implicit(service.postprocess, tail_ns, slow)
     return end_ns
 
 
-def _credit_implicit(unit: Unit, cells: StageCells, wall_ns: int, slow: int) -> None:
+def _credit_implicit(cells: StageCells, wall_ns: int, slow: int) -> None:
     counts = cells.wall.counts
     counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
     counts[SUM_NS] += wall_ns
     cells.exclusive.counts[slow] += wall_ns
-    if unit.service.spans is not None:
-        note(cells.wall, wall_ns, unit)
 
 
 def _rewind(

@@ -83,6 +83,7 @@ class ExportQueue:
         # Spans that came and that went. Each is written by one side only, so none gets lost.
         self._came = 0
         self._went = 0
+        self._done = 0  # of those that went: exported, or dropped
         self._wake = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -103,6 +104,17 @@ class ExportQueue:
             self._start()
         if waiting >= self._batch:
             self._wake.set()
+
+    def flush(self, seconds: float) -> bool:
+        """Export what is queued now; return whether that was done within so many seconds."""
+        deadline = time.monotonic() + seconds
+        came = self._came
+        while self._done < came:
+            self._wake.set()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
 
     def close(self) -> None:
         """Export what is queued, within `EXIT_SECONDS`; what comes later is not exported."""
@@ -175,6 +187,7 @@ class ExportQueue:
             result = exporter.export(Batch(spans, traces, count))
         except Exception as error:
             _first_words.of_thread[thread] = repr(error)
+        self._done += count
         if result is SpanExportResult.SUCCESS:
             if self._is_failing:
                 self._is_failing = False
@@ -201,6 +214,7 @@ class ExportQueue:
         count = sum(trace.span_count for trace in self._traces)
         self._traces.clear()
         self._went += count
+        self._done += count
         self._note_dropped("export_failed", count)
 
 
@@ -362,7 +376,7 @@ def exporter_class() -> Callable[[], SpanExporter]:
         logger.warning("%s=%s: expected grpc or http/protobuf", variable, protocol)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    OTLPSpanExporter().shutdown()
+    OTLPSpanExporter().shutdown()  # type: ignore[no-untyped-call]
     return OTLPSpanExporter
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tailwatch_tracing.exposition import Exemplar
+from tailwatch_tracing.shares import INFERENCE
 from tailwatch_tracing.spans.kept import calls_of
 
 if TYPE_CHECKING:
@@ -57,13 +58,17 @@ class Observations:
         if outcome != "rejected":  # which is in no duration and in no stage
             duration_ns = end_ns - request.start_ns
             _point(route.duration, duration_ns, ids)
-            if not log:
-                _point(request.service.unattributed.wall, duration_ns, ids)
-            stages = request.service.stages.cells
+            service = request.service
             for name, wall_ns in _longest(log, end_ns).items():
-                cells = stages.get(name)
+                cells = service.stages.cells.get(name)
                 if cells is not None:
                     _point(cells.wall, wall_ns, ids)
+            if request.folded is None:
+                implicit = (service.ingress, service.unattributed, service.postprocess)
+                times = _outside_stages(log, request.start_ns, end_ns)
+                for cells, wall_ns in zip(implicit, times, strict=True):
+                    if wall_ns > 0:
+                        _point(cells.wall, wall_ns, ids)
         for call in calls_of(request):
             cell = request.service.downstream.get(call.target)
             self.observed(cell, call.end_ns - call.start_ns)
@@ -80,6 +85,31 @@ def _longest(log: Sequence[stage], end_ns: int) -> dict[str, int]:
         if wall_ns > longest.get(interval.name, -1):
             longest[interval.name] = wall_ns
     return longest
+
+
+def _outside_stages(log: Sequence[stage], start_ns: int, end_ns: int) -> tuple[int, int, int]:
+    """Return the times before the first stage, outside any, and after the last inference stage.
+
+    As `shares.credit_request` has them, which has no time to tell.
+    """
+    mark_ns = start_ns
+    ingress_ns = outside_ns = tail_ns = 0
+    saw_inference = False
+    for position, interval in enumerate(log):
+        gap_ns = max(0, interval.start_ns - mark_ns)
+        if position == 0:
+            ingress_ns = gap_ns
+        else:
+            tail_ns += gap_ns
+        if interval.name == INFERENCE:
+            saw_inference = True
+            outside_ns += tail_ns
+            tail_ns = 0
+        mark_ns = max(mark_ns, interval.end_ns if 0 < interval.end_ns < end_ns else end_ns)
+    tail_ns += max(0, end_ns - mark_ns)
+    if saw_inference:
+        return ingress_ns, outside_ns, tail_ns
+    return ingress_ns, outside_ns + tail_ns, 0
 
 
 def _point(cell: HistogramCell, value: int, ids: tuple[str, str, float]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opentelemetry import context, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -28,6 +28,7 @@ from opentelemetry.trace import (
 
 from tailwatch_tracing import clock
 from tailwatch_tracing.service import VERSION
+from tailwatch_tracing.spans import current
 from tailwatch_tracing.spans.conventions import (
     FAILED,
     SCHEMA_URL,
@@ -116,12 +117,12 @@ class ProviderSpans:
         ours: RequestSpan | ProviderSpan
         if span.is_recording():
             ours = ProviderSpan(recorder, span, parent, offset_ns)
-            current = span
+            made = span
         else:
             ids = span.get_span_context()
             flags = int(ids.trace_flags)
-            current = ours = RequestSpan(recorder, ids.trace_id, ids.span_id, flags, parent)
-        ours.token = context.attach(set_span_in_context(current, now))
+            made = ours = RequestSpan(recorder, ids.trace_id, ids.span_id, flags, parent)
+        ours.token = current.attach(set_span_in_context(made, now))
         return ours
 
     def send(self, kept: KeptTrace) -> None:
@@ -198,7 +199,7 @@ class ProviderSpan(Observations):
 
     def detach(self) -> None:
         """Make the span current no longer."""
-        context.detach(self.token)
+        current.detach(self.token)
 
     def finish(
         self,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import baggage, context, propagate, trace
+from opentelemetry import baggage, propagate, trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
@@ -16,6 +16,7 @@ from opentelemetry.trace import SpanContext, set_span_in_context
 
 from tailwatch_tracing import clock, families
 from tailwatch_tracing.request import SPANNED
+from tailwatch_tracing.spans import current
 from tailwatch_tracing.spans.adopted import (
     AdoptedSpan,
     provider_of_process,
@@ -90,7 +91,7 @@ class SpanRecorder:
         try:
             if not self._is_ready:
                 self._look_around()
-            now = context.get_current()
+            now = current.get_current()
             parent = None
             for name, _ in request.scope.get("headers", ()):
                 if name in self._fields:
@@ -127,7 +128,7 @@ class SpanRecorder:
                     request.events |= SPANNED
                 span = RequestSpan(self, trace_id, draw(64) or 1, flags, parent)
                 # As set_span_in_context does, in one step instead of five.
-                span.token = context.attach(Context({**now, self._span_key: span}))
+                span.token = current.attach(Context({**now, self._span_key: span}))
                 request.span = span
         except Exception:
             self._service.note_error("spans")
@@ -214,6 +215,10 @@ class SpanRecorder:
     def note_dropped(self, reason: str, count: int) -> None:
         """Count spans that are not delivered."""
         self._dropped.counts[families.SPANS_DROPPED.row.index(reason)] += count
+
+    def flush(self, seconds: float = 10.0) -> bool:
+        """Export what is queued now, as before a process is frozen; return whether it was."""
+        return self._queue.flush(seconds)
 
     def close(self) -> None:
         """Export what is queued, as at the end of the process."""

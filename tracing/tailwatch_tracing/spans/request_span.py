@@ -7,11 +7,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context, trace
+from opentelemetry import trace
 from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, TraceState
 
 from tailwatch_tracing import clock
+from tailwatch_tracing.spans import current
 from tailwatch_tracing.spans.conventions import (
     FAILED,
     add_outcome,
@@ -165,7 +166,7 @@ class RequestSpan(Observations, trace.Span):
 
     def detach(self) -> None:
         """Make the span current no longer."""
-        context.detach(self.token)
+        current.detach(self.token)
 
     def finish(
         self,
