@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 from starlette.responses import PlainTextResponse
 
 from tailwatch_tracing import StageTimingMiddleware, middleware, runtime, serving
@@ -139,6 +142,61 @@ def test_a_loop_is_watched_once_and_the_next_one_too() -> None:
 
     asyncio.run(main())
     asyncio.run(main())
+
+
+def test_loops_of_two_threads_are_both_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's ticks do not keep a request on the second from looking."""
+    monkeypatch.setattr(middleware, "runtime", serving.runtime)
+    monkeypatch.setattr(serving.runtime.gil, "start", lambda: None)
+    app = StageTimingMiddleware(PlainTextResponse("ok"), service="s")
+    done = threading.Event()
+
+    async def first() -> None:
+        while not done.is_set():
+            await request(app, "/x")
+            await asyncio.sleep(0.01)
+
+    async def second() -> None:
+        for _ in range(1000):
+            await request(app, "/x")
+            if len(serving.runtime._watches) == 2:
+                break
+            await asyncio.sleep(0.011)
+        await asyncio.sleep(0.05)
+        time.sleep(0.2)
+        await asyncio.sleep(0.05)
+
+    thread = threading.Thread(target=asyncio.run, args=(first(),))
+    thread.start()
+    try:
+        asyncio.run(second())
+        assert runtime_values()["python_event_loop_lost_seconds_total"] > 0.1
+    finally:
+        done.set()
+        thread.join()
+        gc.callbacks.remove(serving.runtime.collector.on_collection)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_did_not_run_lost_nothing(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter runs one loop for each of its events, and is idle or frozen between them."""
+    service_named("s")
+    monkeypatch.setattr(serving.runtime, "watch_process", lambda: None)
+
+    async def handle() -> None:
+        serving.runtime.watch_loop()
+        await asyncio.sleep(0.05)
+
+    loop = new_loop()
+    try:
+        loop.run_until_complete(handle())
+        time.sleep(1)
+        loop.run_until_complete(handle())
+    finally:
+        loop.close()
+    assert runtime_values()["python_event_loop_lost_seconds_total"] < 0.9
 
 
 def test_garbage_collection_is_timed() -> None:

@@ -512,7 +512,7 @@ def test_anyio_that_is_imported_later_is_found_by_the_next_request(
         await asyncio.sleep(0.03)
         assert state("anyio") == (None, None, None)
         sys.modules["anyio.to_thread"] = module
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
         await request(app, "/")
         await asyncio.sleep(0.05)
         assert state("anyio") == (0, TOKENS, 0)

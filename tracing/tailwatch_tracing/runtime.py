@@ -36,7 +36,8 @@ _TICK_SECONDS = 0.02
 _TICK_NS = int(_TICK_SECONDS * 1e9)
 # Timers of an idle loop come up to a few milliseconds late: epoll counts in whole milliseconds.
 _NOISE_NS = 5_000_000
-_LOOK_AGAIN_NS = 1_000_000_000
+# A request looks this often whether its loop is watched: another thread may have one, too.
+_LOOK_AGAIN_NS = 100_000_000
 
 
 class GarbageCollectorPauses:
@@ -69,6 +70,7 @@ class LoopWatch:
         self._limiter: SampledPool | None = None
         self._executor: SampledPool | None = None
         self._executor_id = 0
+        self._run = sys.get_asyncgen_hooks().firstiter
         self._schedule(clock.now_ns())
 
     def overdue_ns(self, now_ns: int) -> int:
@@ -100,7 +102,11 @@ class LoopWatch:
 
     def _tick(self) -> None:
         now_ns = clock.now_ns()
-        late_ns = now_ns - self.due_ns
+        # A loop sets hooks of its own whenever it begins to run. While it did not, as between two
+        # `run_until_complete`, nothing was late.
+        run = sys.get_asyncgen_hooks().firstiter
+        late_ns = now_ns - self.due_ns if run is self._run else 0
+        self._run = run
         told_ns, self.told_ns = self.told_ns, 0
         self._runtime.note_lag(late_ns, now_ns, told_ns)
         self._sample_threads(late_ns)
@@ -110,8 +116,6 @@ class LoopWatch:
         passed_ns = _TICK_NS + late_ns
         if self._limiter is not None:
             self._limiter.sample(passed_ns, late_ns)
-        elif "anyio.to_thread" in sys.modules:
-            self._runtime.look_again_ns = 0  # the next request's task finds it
         # uvloop does not show its own.
         executor = getattr(self.loop, "_default_executor", None)
         if id(executor) != self._executor_id:
@@ -141,7 +145,8 @@ class Runtime:
         self.look_again_ns = 0
         self.root = root
         self._lost = self.store.counter(families.EVENT_LOOP_LOST)
-        self._watches: list[LoopWatch] = []
+        # By its loop: each is put in by its own thread, so that two at once lose none.
+        self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
 
     def watch_collector(self) -> None:
         """Begin to time garbage collection; again is harmless."""
@@ -164,25 +169,23 @@ class Runtime:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # trio
             return
-        self._watches = [watch for watch in self._watches if not watch.loop.is_closed()]
-        for watch in self._watches:
-            if watch.loop is loop:
-                break
-        else:
-            watch = LoopWatch(self, loop)
-            self._watches.append(watch)
+        for known in list(self._watches):
+            if known.is_closed():
+                self._watches.pop(known, None)
+        watch = self._watches.get(loop)
+        if watch is None:
+            self._watches[loop] = watch = LoopWatch(self, loop)
         watch.find_limiter()
 
     def note_lag(self, lag_ns: int, now_ns: int, told_ns: int = 0) -> None:
         """Take in how late a timer of a watched loop was run, of which `told_ns` are counted."""
-        self.look_again_ns = now_ns + _LOOK_AGAIN_NS
         if lag_ns > _NOISE_NS:
             self._lost.counts[0] += lag_ns - told_ns
             self.lag.note(lag_ns, now_ns)
 
     def begin_child(self) -> None:
         """After a fork: loops and threads are the parent's."""
-        self._watches = []
+        self._watches = {}
         self.look_again_ns = 0
         self.gil.begin_child()
         self.pools.begin_child()
@@ -200,7 +203,7 @@ class Runtime:
     def tell_stalls(self) -> None:
         """Count stalls and waits that are under way before their end."""
         now_ns = clock.now_ns()
-        for watch in self._watches:
+        for watch in list(self._watches.values()):
             overdue_ns = watch.overdue_ns(now_ns)
             if overdue_ns > watch.told_ns:
                 self._lost.counts[0] += overdue_ns - watch.told_ns
@@ -210,13 +213,14 @@ class Runtime:
     def levels(self) -> Iterator[Level]:
         """Yield what the process's gauges are now."""
         now_ns = clock.now_ns()
-        lag_ns = max([self.lag.read(now_ns), *(w.overdue_ns(now_ns) for w in self._watches)])
+        watches = list(self._watches.values())
+        lag_ns = max([self.lag.read(now_ns), *(watch.overdue_ns(now_ns) for watch in watches)])
         yield Level(families.EVENT_LOOP_LAG_MAX, (), lag_ns / 1e9)
         if self.gil.is_known:
             yield Level(families.GIL_WAIT_MAX, (), self.gil.longest.read(now_ns) / 1e9)
         yield Level(families.GC_PAUSE_MAX, (), self.collector.longest.read(now_ns) / 1e9)
         yield from self.pools.levels()
-        for watch in list(self._watches):
+        for watch in watches:
             yield from watch.levels()
         yield from self.torch_memory.levels()
 
