@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import enum
+import functools
 import gc
 import os
 import random
@@ -259,6 +261,39 @@ def test_decorates_sync_and_async_functions_and_keeps_their_names(clock: Clock) 
     assert walls() == {"preprocess": (2, 0.3), "inference": (1, 0.4)}
 
 
+def test_decorates_class_and_static_methods_on_either_side(clock: Clock) -> None:
+    class Model:
+        @stage("outside")
+        @classmethod
+        def of_class(cls) -> type:
+            clock.advance(1)
+            return cls
+
+        @classmethod
+        @stage("inside")
+        def of_class_too(cls) -> type:
+            clock.advance(1)
+            return cls
+
+        @stage("static")
+        @staticmethod
+        async def static(word: str) -> str:
+            await asyncio.sleep(0)
+            clock.advance(1)
+            return word
+
+    assert Model.of_class() is Model().of_class() is Model.of_class_too() is Model
+    assert asyncio.run(Model.static("a")) + asyncio.run(Model().static("b")) == "ab"
+    assert exclusive() == {"outside": 2, "inside": 1, "static": 2}
+
+
+def test_refuses_what_is_not_called() -> None:
+    with pytest.raises(
+        TypeError, match=r"stage\('x'\) cannot decorate <property .*expected a func"
+    ):
+        stage("x")(property(lambda self: 1))  # type: ignore[type-var]
+
+
 def test_refuses_generator_functions() -> None:
     def numbers():  # type: ignore[no-untyped-def]
         yield 1
@@ -266,7 +301,11 @@ def test_refuses_generator_functions() -> None:
     async def async_numbers():  # type: ignore[no-untyped-def]
         yield 1
 
-    for function in (numbers, async_numbers):
+    class Numbers:
+        def __call__(self):  # type: ignore[no-untyped-def]
+            yield 1
+
+    for function in (numbers, async_numbers, functools.partial(numbers), Numbers()):
         with pytest.raises(TypeError, match=r"stage\('x'\) cannot decorate the generator function"):
             stage("x")(function)
 

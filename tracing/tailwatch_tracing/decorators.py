@@ -20,23 +20,25 @@ def timed(
     """Return `function` with a new `interval()` around every call, sync or async.
 
     Args:
-        function: A function, a method, or any callable.
+        function: A function, a method, a classmethod, a staticmethod, or any callable.
         interval: Makes what times one call.
         what: What the caller wrote, for the message.
         run: Through which the coroutine of an async function is awaited.
 
     Raises:
-        TypeError: a generator function, whose call does not run it.
+        TypeError: a generator function, whose call does not run it, or what is not callable.
     """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if isinstance(function, classmethod | staticmethod):
+        kind = type(function)
+        return cast("Function", kind(timed(function.__func__, interval, what, run)))
+    name = getattr(function, "__qualname__", repr(function))
+    if not callable(function):
+        raise TypeError(f"{what} cannot decorate {name}: expected a function")
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
         raise TypeError(
-            f"{what} cannot decorate the generator function {function.__qualname__}: "
-            f"use `with {what}:` inside it"
+            f"{what} cannot decorate the generator function {name}: use `with {what}:` inside it"
         )
-    # An object whose class has an `async def __call__` is as good as a function.
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - not asked whether it can be called
-    ):
+    if _is(inspect.iscoroutinefunction, function):
 
         async def timed_call(*args: Any, **kwargs: Any) -> Any:
             with interval():
@@ -55,3 +57,8 @@ def timed(
             return function(*args, **kwargs)
 
     return cast("Function", timed_function)
+
+
+def _is(kind: Callable[[object], bool], function: Callable[..., Any]) -> bool:
+    """Return whether it is a function of a kind, or an object that is called like one."""
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004 - not whether
