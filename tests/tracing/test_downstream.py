@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+import tailwatch_tracing.clock
 from tailwatch_tracing import StageTimingMiddleware, downstream, stage
 from tailwatch_tracing.calls import CALL_SPANS, Call
 from tailwatch_tracing.units import current_unit
@@ -146,6 +148,45 @@ def test_one_object_in_use_by_many_times_each(clock: Clock) -> None:
         clock.advance(100)
     # Inner calls of 1 and 10, outer ones from the start to 1 and to 11, and the last one.
     assert calls() == {"db": (5, 1 + 10 + 1 + 11 + 100)}
+
+
+def test_an_object_that_others_have_left_meanwhile_nests(clock: Clock) -> None:
+    """Whose outer call began while another task held the object; both have its name."""
+    db = downstream("db")
+    other = contextvars.copy_context()
+    other.run(db.__enter__)
+    with db:
+        other.run(db.__exit__, None, None, None)
+        clock.advance(10)
+        with db:
+            clock.advance(1)
+        clock.advance(10)
+    assert calls() == {"db": (3, 1 + 21)}
+    assert nonzero("inference_downstream_seconds_bucket", ["le"])[("5.0",)] == 2
+
+
+def test_one_object_first_entered_by_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    db = downstream("db")
+    is_within, may_leave = threading.Event(), threading.Event()
+
+    def other_call() -> None:
+        with db:
+            is_within.set()
+            may_leave.wait(10)
+
+    other = threading.Thread(target=other_call)
+
+    def interrupted() -> int:
+        if not other.ident:
+            other.start()
+            assert is_within.wait(10)
+        return time.perf_counter_ns()
+
+    monkeypatch.setattr(tailwatch_tracing.clock, "now_ns", interrupted)
+    with db:
+        may_leave.set()
+        other.join()
+    assert calls()["db"][0] == 2
 
 
 def test_objects_in_use_at_once_are_not_mixed_up(clock: Clock) -> None:

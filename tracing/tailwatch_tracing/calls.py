@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from tailwatch_tracing import clock, families
+from tailwatch_tracing.cells import as_text
 from tailwatch_tracing.decorators import timed
 from tailwatch_tracing.service import Service, default_service
 from tailwatch_tracing.units import NO_UNIT, Unit, current_unit
@@ -60,7 +61,7 @@ class downstream:
     _unit: Unit
 
     def __init__(self, target: str) -> None:
-        self.target = str(target)
+        self.target = as_text(target)
         self._start_ns = 0  # not in use
         self._span_id = 0  # nobody was told
 
@@ -81,9 +82,13 @@ class downstream:
     def __enter__(self) -> downstream:
         """Begin the call."""
         call = self
-        if self._start_ns:
+        again = _in_use_again.get()
+        # Taken at once: another thread that enters the same object comes again. And while this
+        # context has a call that did, an end is that one's.
+        if (again and any(other.of is self for other in again)) or self._start_ns:
             call = _Again(self)
-            _in_use_again.set((*_in_use_again.get(), call))
+            _in_use_again.set((*again, call))
+        call._start_ns = -1
         call._unit = current_unit.get()
         call._span_id = 0
         call._parent_id = 0

@@ -50,6 +50,13 @@ class Counts(Protocol):
         ...
 
 
+def as_text(value: object) -> str:
+    """Return a label's value: of a member of an enumeration of strings the string, not its name."""
+    if type(value) is str:
+        return value
+    return str.__str__(value) if isinstance(value, str) else str(value)
+
+
 Labels = tuple[str, ...]
 """Values of a metric's labels, those of a row left out."""
 
@@ -191,6 +198,7 @@ class Capped(Generic[Cached]):
 
     def get(self, value: str) -> Cached:
         """Return the value's, made on first use; count the use of the overflow."""
+        value = as_text(value)
         cell = self.cells.get(value)
         if cell is None:
             if len(self.cells) >= self._limit and value != OVERFLOW:
@@ -199,6 +207,5 @@ class Capped(Generic[Cached]):
                 cell = self.cells.get(value)
                 if cell is not None:
                     return cell
-            value = str(value)
             cell = self.cells.setdefault(value, self._make(value))
         return cell

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tailwatch_tracing import clock, cpu
-from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS, Capped, CellStore
+from tailwatch_tracing.cells import FIRST_EDGE_NS, SUM_NS, Capped, CellStore, as_text
 from tailwatch_tracing.cuda import PendingTimes, pending_times
 from tailwatch_tracing.families import EDGES_NS, STAGE_DURATION
 from tailwatch_tracing.service import STAGE_LIMIT, Service, StageCells
@@ -69,6 +69,7 @@ def sweep(
         elif start_ns > mark_ns:  # nothing was open
             tail_ns += start_ns - mark_ns
             mark_ns = start_ns
+        interval.name = as_text(interval.name)
         if interval.name == INFERENCE:
             saw_inference = True
             between_ns += tail_ns
@@ -169,8 +170,9 @@ def credit_request(unit: Unit, end_ns: int, slow: int) -> int:
                 tail_ns = 0
             try:
                 cells = known[name]
-            except KeyError:
-                cells = service.stages.get(name)
+            except (KeyError, TypeError):  # a new name, or one that is no text
+                interval.name = as_text(name)
+                cells = service.stages.get(interval.name)
             counts = cells.wall.counts
             counts[bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0] += 1
             counts[SUM_NS] += wall_ns
