@@ -300,9 +300,13 @@ def test_a_request_closed_in_another_context_ends_quietly() -> None:
 
 
 def test_an_error_in_summing_up_very_many_stages_fails_no_request() -> None:
+    class Nameless:
+        def __str__(self) -> str:
+            raise ValueError
+
     async def many(incoming: Request) -> Response:
         for _ in range(1500):
-            with stage(["a name", "that is no key"]):  # type: ignore[arg-type]
+            with stage(Nameless()):  # type: ignore[arg-type]
                 pass
         return PlainTextResponse("ok")
 

@@ -12,7 +12,7 @@ import random
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from starlette.applications import Starlette
@@ -499,6 +499,89 @@ def test_a_request_of_very_many_stages_keeps_few(clock: Clock) -> None:
     assert exclusive() == {"token": 5e-05}
 
 
+@pytest.mark.parametrize("begin", ["one after the other", "nested"])
+def test_stages_that_stay_open_are_not_looked_at_again_and_again(
+    begin: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of tasks of one request, each of them waiting in a stage."""
+    copies: list[None] = []
+    copy = stage.copy
+
+    def counted(interval: stage) -> stage:
+        copies.append(None)
+        return copy(interval)
+
+    monkeypatch.setattr(stage, "copy", counted)
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        async def wait() -> None:
+            with stage("inference"):
+                clock.now_ns += 10
+                await asyncio.sleep(0)
+
+        if begin == "nested":
+            with ExitStack() as stack:
+                for _ in range(5000):
+                    stack.enter_context(stage("inference"))
+                    clock.now_ns += 10
+        else:
+            await asyncio.gather(*(wait() for _ in range(5000)))
+        return PlainTextResponse("ok")
+
+    serve(handler)
+    assert len(copies) < 3 * 5000
+    assert exclusive() == {"inference": 5e-05}
+    assert walls()["inference"][0] == 5000
+
+
+class Step(str, enum.Enum):  # noqa: UP042 - the text of the other kind is its value
+    PREDICT = "inference"
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [(Step.PREDICT, "inference"), (5, "5"), (None, "None"), (["a"], "['a']"), ("", "")],
+)
+@pytest.mark.parametrize("slo_seconds", [None, 0.1])
+def test_a_name_that_is_no_plain_text_counts_as_its_text(
+    name: str, label: str, slo_seconds: float | None, clock: Clock
+) -> None:
+    async def handler(incoming: Request) -> PlainTextResponse:
+        with stage(name):
+            clock.advance(1)
+        return PlainTextResponse("ok")
+
+    serve(handler, slo_seconds=slo_seconds)
+    serve(handler, slo_seconds=slo_seconds)
+    assert exclusive() == {label: 2}
+    assert nonzero("tailwatch_errors_total", ["where"]) == {}
+
+
+def test_a_name_without_a_text_costs_no_request_its_count(clock: Clock) -> None:
+    class Nameless:
+        def __str__(self) -> str:
+            raise ValueError
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        with stage(Nameless()):  # type: ignore[arg-type]
+            clock.advance(1)
+        return PlainTextResponse("ok")
+
+    for _ in range(3):
+        serve(handler, slo_seconds=0.1)
+    assert nonzero("inference_outcomes_total", ["outcome"]) == {("ok",): 3}
+    assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 3}
+
+
+def test_a_known_name_that_is_no_plain_text_does_not_overflow(clock: Clock) -> None:
+    for i in range(64):
+        with stage(str(i)):
+            clock.advance(1)
+    with stage(5):  # type: ignore[arg-type]
+        clock.advance(1)
+    assert exclusive()["5"] == 2
+
+
 def test_stage_names_are_capped_with_an_overflow_series(clock: Clock) -> None:
     for i in range(200):
         with stage(f"name-{i}"):
@@ -612,4 +695,36 @@ def test_a_forked_child_waits_for_none_of_its_parents_threads() -> None:
             service.service_named("t")
             NO_UNIT.fold()
             os._exit(0)
+
+
+@pytest.mark.parametrize("of_a_request", [False, True])
+def test_a_process_that_is_forked_within_a_stage_counts_its_own(
+    of_a_request: bool, clock: Clock
+) -> None:
+    """As a pool of processes is by its first use, in the context of a request."""
+    told: list[object] = []
+
+    async def handler(incoming: Request) -> PlainTextResponse:
+        reading, writing = os.pipe()
+        with stage("parent"):
+            clock.advance(1)
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(10)
+                with stage("child"):
+                    clock.advance(2)
+                os.write(writing, repr(exclusive()).encode())
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            told.append(os.read(reading, 1000))
+        os.close(reading)
+        os.close(writing)
+        return PlainTextResponse("ok")
+
+    if of_a_request:
+        serve(handler)
+    else:
+        asyncio.run(handler(None))  # type: ignore[arg-type]
+    assert told == [b"{'child': 2.0}"]
+    assert exclusive() == {"parent": 1}
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -203,7 +203,7 @@ class Request(Unit):
                 else:
                     cell = route.staged[self.status][scope["method"]]
                     del service.in_flight[self]
-                    end_ns = self._credit_stages(end_ns)
+                    end_ns = self._credit_stages(end_ns, 0)
                     duration_ns = end_ns - self.start_ns
                 self.is_open = False
                 self.end_ns = end_ns
@@ -217,7 +217,7 @@ class Request(Unit):
         self._forget_leaving(noted)
         self._finish(self.status, None, end_ns)
 
-    def _credit_stages(self, end_ns: int) -> int:
+    def _credit_stages(self, end_ns: int, slow: int) -> int:
         try:
             return credit_request(self, end_ns, slow=0)
         except Exception:
@@ -275,7 +275,7 @@ class Request(Unit):
         slow = 1 if slo_ns is not None and duration_ns > slo_ns else 0
         answered_ns = duration_ns
         if log is not None:
-            end_ns = credit_request(self, end_ns, slow)
+            end_ns = self._credit_stages(end_ns, slow)
             duration_ns = end_ns - self.start_ns
         bucket = bisect_left(EDGES_NS, duration_ns) if duration_ns > FIRST_EDGE_NS else 0
         counts = route.duration.counts

@@ -100,6 +100,7 @@ class Folded:
     def __init__(self, start_ns: int) -> None:
         self.swept: Swept = (start_ns, -1, 0, 0, False)
         self.count = 0
+        self.due_at = 0  # intervals in the log before the next time
         self._pending = PendingTimes()
         store = CellStore("")
         self._table: Capped[StageCells] = store.capped(

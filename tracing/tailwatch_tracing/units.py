@@ -49,26 +49,31 @@ class Unit:
         """Sum up the intervals so far, so that a unit of very many stages stays small."""
         with _folding:
             log = self.log
-            if log is not None and len(log) >= FOLD_AT:
-                if self.folded is None:
-                    self.folded = Folded(self.start_ns)
-                try:
-                    self.folded.add(log)
-                except Exception:  # as of a stage whose name cannot be a key
-                    self.service.note_error("stage")
-                    log.clear()
+            folded = self.folded
+            due_at = FOLD_AT if folded is None else folded.due_at
+            if log is None or len(log) < due_at:
+                return
+            if folded is None:
+                self.folded = folded = Folded(self.start_ns)
+            try:
+                folded.add(log)
+            except Exception:  # as of a stage whose name has no text
+                self.service.note_error("stage")
+                log.clear()
+            # What is still open stays: to look at it again at every stage would take forever.
+            folded.due_at = max(FOLD_AT, 2 * len(log))
 
 
 _folding = threading.Lock()
 
 
-def _renew_lock() -> None:
-    """In a forked child: another thread may have held it at the fork."""
+def _begin_child() -> None:
+    """In a forked child: a unit under way ends in the parent, and so may what holds the lock."""
     global _folding
     _folding = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_begin_child)
 
 
 class OutermostUnit(Unit):
@@ -78,6 +83,10 @@ class OutermostUnit(Unit):
 
     def __init__(self, service: Service, previous: Unit) -> None:
         super().__init__(service, clock.now_ns())
+    unit = current_unit.get()
+    unit.is_open = False
+    unit.log = None
+    unit.folded = None
         self.is_open = True
         # One that ended in another context was never taken back in this one: nothing leads to it.
         self._previous: Unit = (
