@@ -695,6 +695,7 @@ def test_a_forked_child_waits_for_none_of_its_parents_threads() -> None:
             service.service_named("t")
             NO_UNIT.fold()
             os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("of_a_request", [False, True])
@@ -727,4 +728,3 @@ def test_a_process_that_is_forked_within_a_stage_counts_its_own(
         asyncio.run(handler(None))  # type: ignore[arg-type]
     assert told == [b"{'child': 2.0}"]
     assert exclusive() == {"parent": 1}
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -219,7 +219,7 @@ class Request(Unit):
 
     def _credit_stages(self, end_ns: int, slow: int) -> int:
         try:
-            return credit_request(self, end_ns, slow=0)
+            return credit_request(self, end_ns, slow)
         except Exception:
             self.service.note_error("request")
             return end_ns

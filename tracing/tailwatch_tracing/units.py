@@ -71,6 +71,10 @@ def _begin_child() -> None:
     """In a forked child: a unit under way ends in the parent, and so may what holds the lock."""
     global _folding
     _folding = threading.Lock()
+    unit = current_unit.get()
+    unit.is_open = False
+    unit.log = None
+    unit.folded = None
 
 
 os.register_at_fork(after_in_child=_begin_child)
@@ -83,10 +87,6 @@ class OutermostUnit(Unit):
 
     def __init__(self, service: Service, previous: Unit) -> None:
         super().__init__(service, clock.now_ns())
-    unit = current_unit.get()
-    unit.is_open = False
-    unit.log = None
-    unit.folded = None
         self.is_open = True
         # One that ended in another context was never taken back in this one: nothing leads to it.
         self._previous: Unit = (
