@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from tailwatch_exporters.collectors import Runner
-from tailwatch_tracing.exposition import negotiate
+from tailwatch_tracing.exposition import accepts_gzip, negotiate
 
 logger = logging.getLogger(__name__)
 
@@ -91,15 +91,6 @@ def parse_request(head: bytes) -> Request:
     is_old = words[2] == "HTTP/1.0"
     keeps_alive = "keep-alive" in connection if is_old else "close" not in connection
     return Request(words[0], words[1].partition("?")[0], headers, keeps_alive)
-
-
-def accepts_gzip(accept_encoding: str) -> bool:
-    """Return whether an Accept-Encoding header names gzip with a quality above 0."""
-    for part in accept_encoding.lower().split(","):
-        coding, _, parameter = part.strip().partition(";")
-        if coding.strip() == "gzip":
-            return parameter.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False
 
 
 class HttpServer:

@@ -11,6 +11,7 @@ import tailwatch_tracing.clock
 from tailwatch_tracing import middleware, queues, runtime, service, serving
 from tailwatch_tracing.cells import PRIVATE
 from tailwatch_tracing.runtime import Runtime
+from tailwatch_tracing.scrapes import Scrapes
 from tailwatch_tracing.workers import Heart, Workers
 
 
@@ -52,6 +53,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     workers = Workers(serving.runtime)
     monkeypatch.setattr(serving, "workers", workers)
     monkeypatch.setattr(middleware, "workers", workers)
+    monkeypatch.setattr(serving, "_scrapes", Scrapes(serving._page))
     monkeypatch.setattr(service, "_memory", PRIVATE)
     monkeypatch.setattr(Heart, "start", Heart.beat)  # once, and without the thread
     for name in (
@@ -60,6 +62,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
         "PROMETHEUS_MULTIPROC_DIR",
+        "TAILWATCH_METRICS_AUTH",
         "TAILWATCH_WORKERS_DIR",
     ):
         monkeypatch.delenv(name, raising=False)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tailwatch_tracing.client_registry import render_registry
+from tailwatch_tracing.client_registry import ClientRegistry
 from tailwatch_tracing.exposition import (
     Exemplar,
     Family,
@@ -23,6 +23,7 @@ from tailwatch_tracing.exposition import (
     render_families,
     render_samples,
 )
+from tailwatch_tracing.page import no_pause
 
 AWKWARD = 'a"b\\c\nd,e}f{g é'
 FAMILIES = (
@@ -124,7 +125,7 @@ def test_exemplars_are_on_their_bucket_in_openmetrics_only() -> None:
 def test_a_histogram_with_a_missing_bucket_is_refused() -> None:
     """One count per bucket and one for +Inf, or the page would silently shift."""
     family = HistogramFamily("demo_seconds", "D.", (1.0,), [HistogramSeries("", [1], 0.0)])
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="demo_seconds: 1 counts, need 2"):
         render_families([family])
 
 
@@ -193,7 +194,8 @@ def test_negotiation(accept: str | None, openmetrics: bool) -> None:
 def test_a_registry_joins_the_page_before_its_end(openmetrics: bool) -> None:
     registry = CollectorRegistry()
     Counter("theirs", "Theirs.", registry=registry).inc()
-    page = render_registry(registry, openmetrics) + render_families(FAMILIES, openmetrics)
+    theirs = b"".join(ClientRegistry(lambda: registry, pytest.fail).pieces(openmetrics, no_pause))
+    page = theirs + render_families(FAMILIES, openmetrics)
     parse = parse_openmetrics if openmetrics else parse_text
     names = {family.name for family in parse(page.decode())}
     assert {"theirs", "demo_things"} <= names

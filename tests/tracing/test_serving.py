@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import socket
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import trio
 from prometheus_client import REGISTRY, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -26,6 +28,8 @@ from tailwatch_tracing import (
     serving,
     stage,
 )
+from tailwatch_tracing.scrapes import Pause
+from tailwatch_tracing.service import service_named
 from tests.tracing.asgi import Exchange, http_scope, nonzero, page_values, request, values
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -132,20 +136,16 @@ def test_rendering_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPat
     rendering, release = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
 
-    def slow_collect() -> list[Any]:
+    def slow_collect(pause: Pause) -> list[Any]:
         threads.append(threading.current_thread())
         rendering.set()
         assert release.wait(30)
         return []
 
-    async def ok(scope: Any, receive: Any, send: Any) -> None:
-        await PlainTextResponse("ok")(scope, receive, send)
-
     async def main() -> None:
         app = StageTimingMiddleware(ok, service="s", metrics_path="/metrics")
         scrape = asyncio.create_task(request(app, "/metrics"))
-        while not rendering.is_set():
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(rendering.wait, 30)
         assert (await request(app, "/x")).body == b"ok"
         assert not scrape.done()
         release.set()
@@ -156,11 +156,270 @@ def test_rendering_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPat
     assert threads[0] is not threading.main_thread()
 
 
+async def ok(scope: Any, receive: Any, send: Any) -> None:
+    await PlainTextResponse("ok")(scope, receive, send)
+
+
+def test_no_step_of_a_page_holds_the_interpreter_for_more_than_a_few_series() -> None:
+    """Reading, summing and rendering of many series have a pause in front of each."""
+    service = service_named("s")
+    for i in range(300):
+        service.route_cells(f"/route{i}").duration.observe(10**6 * i)
+        service.count_request(service.routes[f"/route{i}"], "GET", 200, "ok")
+    lines, since_pause = 0, [0]
+
+    def pause() -> None:
+        since_pause.append(0)
+
+    ours = serving.collect(pause)
+    assert len(since_pause) > 2 * 300  # the cells of durations and of requests are read
+    list(ours)
+    assert len(since_pause) > 5 * 300  # these two families, and the sums by outcome, are made
+
+    since_pause = [0]
+    for piece in serving._pieces(False, pause):
+        since_pause[-1] += piece.count(b"\n")
+        lines += piece.count(b"\n")
+    assert lines > 300 * 75
+    assert max(since_pause) <= 75
+
+
+def test_a_large_page_is_sent_in_blocks_between_which_others_have_the_event_loop() -> None:
+    service = service_named("s")
+    for i in range(300):
+        service.route_cells(f"/route{i}").duration.observe(10**6)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> Exchange:
+        app, exchange = instrumented("/metrics"), Exchange()
+        beside = asyncio.create_task(other())
+        at: list[int] = []
+
+        async def send(message: Any) -> None:  # never waits, like a socket with room
+            at.append(turns)
+            await exchange.send(message)
+
+        await app(http_scope("/metrics"), exchange.receive, send)
+        beside.cancel()
+        assert at[1:] == sorted(set(at[1:]))
+        return exchange
+
+    exchange = asyncio.run(main())
+    blocks = [len(message["body"]) for message in exchange.sent[1:]]
+    assert len(blocks) > 10
+    assert max(blocks) < 80_000
+    length = int(dict(exchange.sent[0]["headers"])[b"content-length"])
+    assert length == len(exchange.body) == sum(blocks)
+
+
+@pytest.mark.parametrize(
+    ("client", "accept_encoding", "is_compressed"),
+    [
+        (("192.0.2.7", 1), b"gzip", True),
+        (("2001:db8::7", 1), b"deflate, gzip;q=0.5", True),
+        (("testclient", 1), b"gzip", True),
+        (("192.0.2.7", 1), b"", False),
+        (("192.0.2.7", 1), b"deflate, br", False),
+        (("192.0.2.7", 1), b"gzip;q=0", False),
+        (("127.0.0.1", 1), b"gzip", False),  # it would cost more than the bytes it saves
+        (("::1", 1), b"gzip", False),
+        (None, b"gzip", False),  # a Unix socket
+    ],
+)
+def test_gzip_is_for_other_machines_that_ask_for_it(
+    client: Any, accept_encoding: bytes, is_compressed: bool
+) -> None:
+    headers = [(b"Accept-Encoding", accept_encoding)]
+
+    async def main(method: str) -> Exchange:
+        app = instrumented("/metrics")
+        return await request(app, "/metrics", method, headers=headers, client=client)
+
+    got = asyncio.run(main("GET"))
+    sent = dict(got.sent[0]["headers"])
+    body = gzip.decompress(got.body) if is_compressed else got.body
+    assert b"inference_requests_in_flight{" in body
+    assert sent.get(b"content-encoding") == (b"gzip" if is_compressed else None)
+    assert int(sent[b"content-length"]) == len(got.body)
+    assert sent[b"vary"] == b"Accept, Accept-Encoding"
+    head = asyncio.run(main("HEAD"))
+    assert head.body == b""
+    assert [name for name, _ in head.sent[0]["headers"]] == [*sent]
+
+
+def test_who_scrapes_acts_and_scrapes_again_sees_it() -> None:
+    async def main() -> list[float]:
+        app = StageTimingMiddleware(ok, service="s", metrics_path="/metrics")
+        seen = []
+        for _ in range(5):
+            await request(app, "/x")
+            page = (await request(app, "/metrics")).body.decode()
+            seen.append(sum(page_values(page, "inference_requests_total", []).values()))
+        return seen
+
+    assert asyncio.run(main()) == [1, 2, 3, 4, 5]
+
+
+# --- clients that leave or hang ---
+
+
+def test_a_client_that_leaves_or_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_SEND_SECONDS", 0.01)
+
+    async def main() -> None:
+        app, left, hangs = instrumented("/metrics"), Exchange(), asyncio.Event()
+        left.fail_on("http.response.body")
+        await app(http_scope("/metrics"), left.receive, left.send)
+
+        async def send(message: Any) -> None:
+            await hangs.wait()
+
+        await app(http_scope("/metrics"), left.receive, send)
+
+    asyncio.run(main())
+    assert nonzero("tailwatch_errors_total", ["where"]) == {}
+
+
+def test_a_scrape_that_is_cancelled_leaves_the_page_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+
+    def slow_collect(pause: Pause) -> list[Any]:
+        assert release.wait(30)
+        return []
+
+    async def main() -> None:
+        app = instrumented("/metrics")
+        impatient = asyncio.create_task(request(app, "/metrics"))
+        patient = asyncio.create_task(request(app, "/metrics"))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        release.set()
+        assert (await patient).status == 200
+
+    monkeypatch.setattr(serving, "collect", slow_collect)
+    asyncio.run(main())
+    assert nonzero("tailwatch_errors_total", ["where"]) == {}
+
+
+# --- who may ---
+
+TOKEN = "Bearer s3cret"
+REFUSED = 401
+
+
+async def statuses(app: Any, path: str) -> list[int]:
+    async def status(method: str, *headers: bytes) -> int:
+        pairs = [(b"authorization", header) for header in headers]
+        return (await request(app, path, method, headers=pairs)).status
+
+    return [
+        await status("GET"),
+        await status("GET", b"Bearer wrong"),
+        await status("GET", b"Bearer s3cret", b"Bearer s3cret"),
+        await status("POST"),
+        await status("GET", b"Bearer s3cret"),
+        await status("HEAD", b"bearer s3cret"),
+        await status("POST", b"Bearer s3cret"),
+    ]
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_the_page_is_for_those_who_show_what_is_asked_for(
+    is_variable: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    option: str | None = TOKEN
+    if is_variable:
+        monkeypatch.setenv("TAILWATCH_METRICS_AUTH", TOKEN)
+        option = None
+    wrapped = StageTimingMiddleware(ok, service="s", metrics_path="/metrics", metrics_auth=option)
+    for app in (wrapped, metrics_app(metrics_auth=option)):
+        got = asyncio.run(statuses(app, "/metrics"))
+        assert got == [REFUSED, REFUSED, REFUSED, REFUSED, 200, 200, 405]
+
+    refused = asyncio.run(request(wrapped, "/metrics"))
+    assert dict(refused.sent[0]["headers"])[b"www-authenticate"] == b'Bearer realm="metrics"'
+    assert asyncio.run(request(wrapped, "/x")).status == 200  # the service is everybody's
+    assert "s3cret" not in caplog.text
+
+
+def test_a_refused_scrape_costs_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_scrapes", None)
+    app = metrics_app(metrics_auth=TOKEN)
+    assert asyncio.run(request(app, "/")).status == REFUSED
+
+
+def test_a_setting_that_protects_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="metrics_auth without metrics_path"):
+        StageTimingMiddleware(ok, service="s", metrics_auth=TOKEN)
+    for make in (
+        lambda: StageTimingMiddleware(ok, service="s", metrics_path="/m", metrics_auth="s3cret"),
+        lambda: metrics_app(metrics_auth="s3cret"),
+        lambda: serve_metrics(0, metrics_auth="s3cret"),
+    ):
+        with pytest.raises(ValueError, match="metrics_auth has another form, expected 'Bearer"):
+            make()
+
+
+# --- on another event loop ---
+
+
+def test_the_page_is_served_under_trio_as_well() -> None:
+    service = service_named("s")
+    for i in range(50):
+        service.route_cells(f"/route{i}").duration.observe(10**6)
+    exchange = Exchange()
+    turns = 0
+
+    async def main() -> None:
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            await instrumented("/metrics")(http_scope("/metrics"), receive, exchange.send)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert exchange.status == 200
+    assert page_values(exchange.body.decode(), "inference_requests_in_flight", []) == {(): 0}
+    assert len(exchange.sent) > 3
+    assert turns >= len(exchange.sent) - 2
+
+
+def test_a_client_that_hangs_is_given_up_under_trio_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "_SEND_SECONDS", 0.01)
+
+    async def main() -> None:
+        app = instrumented("/metrics")
+        await app(http_scope("/metrics"), trio.sleep_forever, lambda message: trio.sleep_forever())
+
+    trio.run(main)
+    assert nonzero("tailwatch_errors_total", ["where"]) == {}
+
+
 def test_a_page_that_cannot_be_rendered_is_a_500_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(serving, "collect", lambda: 1 / 0)
+        patch.setattr(serving, "collect", lambda pause: 1 / 0)
         assert asyncio.run(request(instrumented("/metrics"), "/metrics")).status == 500
     assert nonzero("tailwatch_errors_total", ["where"]) == {("metrics",): 1}
 

@@ -7,14 +7,17 @@ kept by whoever owns a series, so that a scrape only joins strings.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, islice
 from typing import Literal, NamedTuple
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _OPENMETRICS_VERSIONS = frozenset(("", "0.0.1", "1.0.0"))
+
+_SAMPLES_A_PIECE = 50  # about as long to render as a histogram series
 
 
 class Family(NamedTuple):
@@ -95,28 +98,40 @@ def render_samples(name: str, samples: Iterable[tuple[str, float]]) -> str:
     return "".join([f"{name}{label_text} {number(value)}\n" for label_text, value in samples])
 
 
-def render_families(
-    families: Iterable[Family | RenderedFamily | HistogramFamily], openmetrics: bool = False
-) -> bytes:
+AnyFamily = Family | RenderedFamily | HistogramFamily
+
+
+def render_families(families: Iterable[AnyFamily], openmetrics: bool = False) -> bytes:
     """Return the page as UTF-8, with `# EOF` at its end for OpenMetrics.
 
-    A histogram's `_count` is the sum of the bucket counts read once, so that a page rendered while
-    another thread observes is never torn.
+    Raises:
+        ValueError: a histogram series with another number of counts than its family has buckets.
     """
-    lines: list[str] = []
+    return b"".join(render_pieces(families, openmetrics))
+
+
+def render_pieces(families: Iterable[AnyFamily], openmetrics: bool = False) -> Iterator[bytes]:
+    """Yield the page piece by piece: a head, a histogram series, 50 samples, what came rendered.
+
+    A renderer that must not hold the interpreter for long can pause between any two; none of them
+    takes much longer than 20 us. A histogram's `_count` is the sum of the bucket counts read once,
+    so that a page rendered while another thread observes is never torn.
+    """
     for family in families:
-        if isinstance(family, Family):
-            lines.append(_head(family.name, family.kind, family.help, openmetrics))
-            lines.append(render_samples(family.name, family.samples))
-        elif isinstance(family, RenderedFamily):
-            lines.append(_head(family.name, family.kind, family.help, openmetrics))
-            lines.extend(family.blocks)
+        kind = "histogram" if isinstance(family, HistogramFamily) else family.kind
+        yield _head(family.name, kind, family.help, openmetrics)
+        if isinstance(family, RenderedFamily):
+            yield _encoded("".join(family.blocks))
+        elif isinstance(family, HistogramFamily):
+            template = _bucket_template(tuple(family.edges))
+            for series in family.series:
+                yield _histogram_lines(family, series, template, openmetrics)
         else:
-            _add_histogram(lines, family, openmetrics)
+            samples = iter(family.samples)
+            while some := list(islice(samples, _SAMPLES_A_PIECE)):
+                yield _encoded(render_samples(family.name, some))
     if openmetrics:
-        lines.append("# EOF\n")
-    # A label that UTF-8 cannot write, as from undecodable bytes, must not cost the whole page.
-    return "".join(lines).encode(errors="replace")
+        yield b"# EOF\n"
 
 
 def negotiate(accept: str | None) -> tuple[bool, str]:
@@ -142,6 +157,15 @@ def negotiate(accept: str | None) -> tuple[bool, str]:
     return False, TEXT_CONTENT_TYPE
 
 
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether an Accept-Encoding header names gzip with a quality above 0."""
+    for part in accept_encoding.lower().split(","):
+        coding, _, parameter = part.strip().partition(";")
+        if coding.strip() == "gzip":
+            return parameter.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
 def _quality(text: str) -> float:
     try:
         return float(text)
@@ -158,30 +182,52 @@ def _help(text: str, openmetrics: bool) -> str:
     return text.replace('"', '\\"') if openmetrics else text
 
 
+def _encoded(text: str) -> bytes:
+    # A label that UTF-8 cannot write, as from undecodable bytes, must not cost the whole page.
+    return text.encode(errors="replace")
+
+
 @lru_cache(maxsize=1024)
-def _head(name: str, kind: str, help_text: str, openmetrics: bool) -> str:
+def _head(name: str, kind: str, help_text: str, openmetrics: bool) -> bytes:
     # OpenMetrics names a counter's family without the suffix that its samples have.
     title = name.removesuffix("_total") if openmetrics and kind == "counter" else name
-    return f"# HELP {title} {_help(help_text, openmetrics)}\n# TYPE {title} {kind}\n"
+    return _encoded(f"# HELP {title} {_help(help_text, openmetrics)}\n# TYPE {title} {kind}\n")
 
 
-def _add_histogram(lines: list[str], family: HistogramFamily, openmetrics: bool) -> None:
-    name = family.name
-    lines.append(_head(name, "histogram", family.help, openmetrics))
-    ends = [f'le="{number(float(edge))}"}} ' for edge in (*family.edges, math.inf)]
-    for series in family.series:
-        label_text = series.labels
-        head = f"{name}_bucket{label_text[:-1]}," if label_text else f"{name}_bucket{{"
-        exemplars = series.exemplars if openmetrics else None
-        total = 0
-        for index, (end, count) in enumerate(zip(ends, series.counts, strict=True)):
-            total += count
-            exemplar = exemplars.get(index) if exemplars else None
-            lines.append(f"{head}{end}{total}{_exemplar(exemplar) if exemplar else ''}\n")
-        lines.append(f"{name}_count{label_text} {total}\n")
-        lines.append(f"{name}_sum{label_text} {number(series.sum)}\n")
+_SERIES = b"\0"
+"""Stands in a bucket template for what all lines of one series begin with."""
 
 
-def _exemplar(exemplar: Exemplar) -> str:
-    ids = labels(trace_id=exemplar.trace_id, span_id=exemplar.span_id)
-    return f" # {ids} {number(exemplar.value)} {number(exemplar.timestamp)}"
+@lru_cache(maxsize=64)
+def _bucket_template(edges: tuple[float, ...]) -> bytes:
+    """Return the bucket lines of any series with these edges, each with a `%d` for its count."""
+    texts = [number(float(edge)).encode() for edge in (*edges, math.inf)]
+    return b"".join([b'%sle="%s"} %%d\n' % (_SERIES, text) for text in texts])
+
+
+def _histogram_lines(
+    family: HistogramFamily, series: HistogramSeries, template: bytes, openmetrics: bool
+) -> bytes:
+    name, label_text = family.name, series.labels
+    buckets = len(family.edges) + 1
+    if len(series.counts) != buckets:
+        raise ValueError(f"{name}{label_text}: {len(series.counts)} counts, need {buckets}")
+    start = f"{name}_bucket{label_text[:-1]}," if label_text else f"{name}_bucket{{"
+    totals = tuple(accumulate(series.counts))
+    # Two passes in C over all lines take a third of the time of one in Python over each.
+    lines = template.replace(_SERIES, _encoded(start.replace("%", "%%"))) % totals
+    if openmetrics and series.exemplars:
+        lines = _with_exemplars(lines, series.exemplars)
+    return lines + _encoded(
+        f"{name}_count{label_text} {totals[-1]}\n{name}_sum{label_text} {number(series.sum)}\n"
+    )
+
+
+def _with_exemplars(lines: bytes, exemplars: Mapping[int, Exemplar]) -> bytes:
+    of_buckets = lines.split(b"\n")  # the last one is empty
+    for index, exemplar in exemplars.items():
+        if index < len(of_buckets) - 1:
+            ids = labels(trace_id=exemplar.trace_id, span_id=exemplar.span_id)
+            at = f"{number(exemplar.value)} {number(exemplar.timestamp)}"
+            of_buckets[index] += _encoded(f" # {ids} {at}")
+    return b"\n".join(of_buckets)

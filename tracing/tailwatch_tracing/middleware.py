@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from tailwatch_tracing import clock
 from tailwatch_tracing.cpu import drive
+from tailwatch_tracing.authorization import authorization
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, UPSTREAM_WAIT
 from tailwatch_tracing.request import UNNOTICED_NS, Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
@@ -44,6 +45,8 @@ class StageTimingMiddleware:
         app: The wrapped ASGI application.
         service: The label `service`. Middlewares of one name in a process share their counts.
         metrics_path: The path, exactly as given, at which the middleware answers with the page.
+        metrics_auth: What a request for the page must show, `Bearer TOKEN` or
+            `Basic USER:PASSWORD`; by default what TAILWATCH_METRICS_AUTH says, nothing without it.
         slo_seconds: Latency objective, snapped to the nearest bucket edge; without it no request
             is slow.
         client_timeout_seconds: Time after which clients give up; without it no outcome is
@@ -60,7 +63,15 @@ class StageTimingMiddleware:
         ValueError, TypeError: an option out of its range; the message names it.
     """
 
-    __slots__ = ("_metrics_path", "_passed", "_routes", "_service", "_trust_request_start", "app")
+    __slots__ = (
+        "_metrics_auth",
+        "_metrics_path",
+        "_passed",
+        "_routes",
+        "_service",
+        "_trust_request_start",
+        "app",
+    )
 
     def __init__(
         self,
@@ -68,6 +79,7 @@ class StageTimingMiddleware:
         *,
         service: str,
         metrics_path: str | None = None,
+        metrics_auth: str | None = None,
         slo_seconds: float | None = None,
         client_timeout_seconds: float | None = None,
         exclude: Iterable[str] = PROBES,
@@ -79,7 +91,10 @@ class StageTimingMiddleware:
         _check_options(service, metrics_path, exclude, series_limit, gpu_uuids)
         _check_positive("slo_seconds", slo_seconds)
         _check_positive("client_timeout_seconds", client_timeout_seconds)
+        if metrics_auth is not None and metrics_path is None:
+            raise ValueError("metrics_auth without metrics_path, expected both")
         self.app = app
+        self._metrics_auth = authorization(metrics_auth)
         self._metrics_path = metrics_path
         self._trust_request_start = trust_request_start
         self._passed = frozenset(exclude) | ({metrics_path} if metrics_path else set())
@@ -116,7 +131,7 @@ class StageTimingMiddleware:
             path, is_passed = None, True
         if is_passed:
             if path == self._metrics_path and kind == "http":
-                await answer_metrics(scope, send)
+                await answer_metrics(scope, send, self._metrics_auth)
             else:
                 await self.app(scope, receive, send)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tailwatch_tracing.cells import CellStore, HistogramCell, Labels
@@ -55,10 +55,20 @@ class Series(NamedTuple):
     values: Labels
 
 
-class Snapshot:
-    """Numbers read once, of one process or summed over several."""
+def no_pause() -> None:
+    """Go on at once."""
 
-    def __init__(self) -> None:
+
+class Snapshot:
+    """Numbers read once, of one process or summed over several.
+
+    Args:
+        pause: Called between two series, here and by whoever goes through them, so that a page of
+            many does not hold the interpreter for long.
+    """
+
+    def __init__(self, pause: Callable[[], None] = no_pause) -> None:
+        self.pause = pause
         self.services: list[str] = []
         self.counts: dict[str, dict[Series, list[int]]] = {}
         self.exemplars: dict[str, dict[Series, dict[int, Exemplar]]] = {}
@@ -72,6 +82,7 @@ class Snapshot:
     def add_store(self, store: CellStore) -> None:
         """Read every cell of a store."""
         for (name, values), cell in list(store.cells.items()):
+            self.pause()
             self.add_counts(name, Series(store.owner, values), list(cell.counts))
             if isinstance(cell, HistogramCell) and cell.exemplars:
                 self.add_exemplars(name, Series(store.owner, values), dict(cell.exemplars))
@@ -140,6 +151,7 @@ def _tell_of_plain_requests(snapshot: Snapshot) -> None:
     """Add plain requests to the families that count all: none of them was slow."""
     for metric in (PLAIN, STAGED):
         for (owner, values), counts in snapshot.counts.pop(metric.name, {}).items():
+            snapshot.pause()
             snapshot.add_counts(REQUESTS.name, Series(owner, (*values, "ok")), [sum(counts[:-1])])
             snapshot.add_counts(REQUEST_DURATION.name, Series(owner, values[:1]), counts)
             if metric is PLAIN:
@@ -176,6 +188,7 @@ def _outcomes(snapshot: Snapshot) -> list[tuple[str, float]]:
     with_requests = snapshot.counts.get(OUTCOMES.name, {})
     totals = {(each.owner, outcome): 0 for each in with_requests for outcome in OUTCOMES.row}
     for (service, values), counts in snapshot.counts.get(REQUESTS.name, {}).items():
+        snapshot.pause()
         if (service, values[-1]) in totals:  # a newer worker may have another outcome
             totals[service, values[-1]] += counts[0]
     return [
@@ -187,6 +200,7 @@ def _outcomes(snapshot: Snapshot) -> list[tuple[str, float]]:
 def _counters(metric: Metric, snapshot: Snapshot) -> list[tuple[str, float]]:
     samples: list[tuple[str, float]] = []
     for series, counts in snapshot.counts.get(metric.name, {}).items():
+        snapshot.pause()
         for owner, values in _under_services(series, snapshot):
             for value, count in zip(metric.row or (None,), counts, strict=True):
                 label_values = values if value is None else (*values, value)
@@ -207,14 +221,11 @@ def _histogram(metric: Metric, snapshot: Snapshot) -> HistogramFamily:
     grid = metric.grid
     assert grid is not None
     exemplars = snapshot.exemplars.get(metric.name, {})
-    series = [
-        HistogramSeries(
-            label_text(metric, owner, values),
-            counts[:-1],
-            counts[-1] / grid.unit,
-            exemplars.get(each),
-        )
-        for each, counts in snapshot.counts.get(metric.name, {}).items()
-        for owner, values in _under_services(each, snapshot)
-    ]
+    series: list[HistogramSeries] = []
+    for each, counts in snapshot.counts.get(metric.name, {}).items():
+        snapshot.pause()
+        for owner, values in _under_services(each, snapshot):
+            text = label_text(metric, owner, values)
+            total = counts[-1] / grid.unit
+            series.append(HistogramSeries(text, counts[:-1], total, exemplars.get(each)))
     return HistogramFamily(metric.name, metric.help, grid.published, series)

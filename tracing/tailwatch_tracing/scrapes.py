@@ -1,0 +1,164 @@
+"""Scrapes: the page is made in a thread, in short turns, once for all who ask at the same time."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from tailwatch_tracing.client_registry import PATIENCE_SECONDS, Pause
+
+TURN_SECONDS = 0.0003
+REST_SECONDS = 0.0003
+KEPT_FROM_BYTES = 1_000_000
+KEPT_SECONDS = 1.0
+
+_BLOCK_BYTES = 64 * 1024
+_GZIP_FROM_BYTES = 1024
+
+
+class Turns:
+    """Works for `TURN_SECONDS` at most, then rests.
+
+    A thread that asks for the interpreter's lock while another computes gets it after 5 ms, and an
+    event loop asks several times for each request. One that rests is never asked. Sleeping for no
+    time is not enough: the lock is then back before a waiting thread has woken up.
+    """
+
+    def __init__(self) -> None:
+        self._end = time.perf_counter() + TURN_SECONDS
+
+    def pause(self) -> None:
+        """Rest if the turn is over."""
+        if time.perf_counter() >= self._end:
+            time.sleep(REST_SECONDS)
+            self._end = time.perf_counter() + TURN_SECONDS
+
+
+class Page(NamedTuple):
+    """What a scrape is answered with: a body in blocks that are sent one by one."""
+
+    blocks: list[bytes]
+    content_type: str
+    is_gzipped: bool
+
+    @property
+    def length(self) -> int:
+        """Bytes of the body."""
+        return sum(map(len, self.blocks))
+
+
+def in_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in larger blocks."""
+    block: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        block.append(piece)
+        size += len(piece)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(block)
+            block.clear()
+            size = 0
+    if block:
+        yield b"".join(block)
+
+
+def gzipped(page: Page, pause: Pause) -> Page:
+    """Return the page compressed block by block, if it is large enough for that.
+
+    zlib works without the interpreter's lock, but not without a CPU: so this, too, pauses. Its
+    higher levels take several times as long for little less.
+    """
+    if page.length < _GZIP_FROM_BYTES:
+        return page
+    compressor = zlib.compressobj(level=1, wbits=31)
+    compressed: list[bytes] = []
+    for block in page.blocks:
+        pause()
+        compressed.append(compressor.compress(block))
+    compressed.append(compressor.flush())
+    return Page(list(in_blocks(compressed)), page.content_type, is_gzipped=True)
+
+
+class _Kind(NamedTuple):
+    openmetrics: bool
+    is_gzipped: bool
+
+
+class _Making(NamedTuple):
+    page: Future[Page]
+    since: float
+
+
+class Scrapes:
+    """Answers scrapes with pages.
+
+    One that comes while a page of its kind is made gets that page. A page of `KEPT_FROM_BYTES`,
+    about 10,000 lines, is also the answer to whoever comes up to `KEPT_SECONDS` later; a smaller
+    one, as almost all are, costs little and is made anew, so that it has all that happened before.
+
+    Args:
+        make: Returns the page in a format, pausing on the way.
+        rest: Waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[bool, Pause], Page],
+        rest: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._make = make
+        self._rest = rest
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as a forked child whose parent's threads are gone."""
+        self._lock = threading.Lock()
+        self._makings: dict[_Kind, _Making] = {}
+
+    def page(self, openmetrics: bool, gzip: bool) -> Future[Page]:
+        """Return what will be the page.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        kind = _Kind(openmetrics, gzip)
+        now = time.monotonic()
+        with self._lock:
+            making = self._makings.get(kind)
+            # Beyond that a scraper has given up, and what holds up its page will not end soon.
+            if making is not None and (making.page.done() or now - making.since < PATIENCE_SECONDS):
+                return making.page
+            making = _Making(Future(), now)
+            making.page.set_running_or_notify_cancel()  # no single scraper can cancel it
+            threading.Thread(
+                target=self._run, args=(kind, making), name="tailwatch-metrics", daemon=True
+            ).start()
+            self._makings[kind] = making
+            return making.page
+
+    def _run(self, kind: _Kind, making: _Making) -> None:
+        try:
+            pause = Turns().pause
+            page = self._make(kind.openmetrics, pause)
+            is_large = page.length >= KEPT_FROM_BYTES
+            if kind.is_gzipped:
+                page = gzipped(page, pause)
+        except BaseException as error:
+            self._drop(kind, making)
+            making.page.set_exception(error)
+            return
+        if not is_large:
+            self._drop(kind, making)
+        making.page.set_result(page)
+        if is_large:
+            self._rest(KEPT_SECONDS)
+            self._drop(kind, making)
+
+    def _drop(self, kind: _Kind, making: _Making) -> None:
+        with self._lock:
+            if self._makings.get(kind) is making:
+                del self._makings[kind]
