@@ -180,6 +180,7 @@ def test_websockets_pass_and_make_no_http_series() -> None:
 
     assert asyncio.run(main()) == ["websocket.accept", "hello", "websocket.close"]
     assert outcomes() == {}
+    assert nonzero("tailwatch_errors_total", ["where"]) == {}
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz", "/livez", "/readyz", "/ping", "/metrics"])

@@ -227,6 +227,21 @@ def test_background_tasks_have_their_own_time(clock: Clock) -> None:
     assert values("inference_background_seconds_count", "route") == {("/items/{item_id}",): 1}
 
 
+def test_a_streams_background_is_not_its_duration(clock: Clock) -> None:
+    async def handler(incoming: Request) -> Response:
+        async def chunks() -> AsyncIterator[str]:
+            for _ in range(2):
+                clock.advance(0.03)
+                yield "x"
+
+        return StreamingResponse(chunks(), background=BackgroundTask(clock.advance, 0.2))
+
+    app = Starlette(routes=[Route("/x", handler)])
+    app.add_middleware(StageTimingMiddleware, service="s")
+    asyncio.run(request(app, "/x"))
+    assert sums("inference_request_duration_seconds", "inference_background_seconds") == [60, 200]
+
+
 @pytest.mark.parametrize("neighbour", [Passes, GZipMiddleware])
 @pytest.mark.parametrize("is_outside", [False, True])
 def test_background_among_other_middlewares(clock: Clock, neighbour: Any, is_outside: bool) -> None:
