@@ -67,7 +67,6 @@ class Metric(NamedTuple):
         unit: What a counter's cell is divided by on the page.
         grid: A histogram's buckets.
         across_workers: How a gauge of several processes becomes one; cells are always summed.
-        of_process: Belongs to the process: it appears under each of its services.
     """
 
     name: str
@@ -78,7 +77,6 @@ class Metric(NamedTuple):
     unit: int = 1
     grid: Grid | None = None
     across_workers: Literal["sum", "max"] = "sum"
-    of_process: bool = False
 
 
 REQUESTS = Metric(
@@ -246,42 +244,36 @@ EVENT_LOOP_LOST = Metric(
     "counter",
     "Time by which the event loop ran timers late, beyond 5 ms each.",
     unit=NANOSECONDS,
-    of_process=True,
 )
 EVENT_LOOP_LAG_MAX = Metric(
     "python_event_loop_lag_max_seconds",
     "gauge",
     "Longest such delay of the last 60 s.",
     across_workers="max",
-    of_process=True,
 )
 GIL_WAIT = Metric(
     "python_gil_wait_seconds_total",
     "counter",
     "Time that a thread which asks now and again waited for the interpreter's lock (GIL).",
     unit=NANOSECONDS,
-    of_process=True,
 )
 GIL_WAIT_MAX = Metric(
     "python_gil_wait_max_seconds",
     "gauge",
     "Longest such wait of the last 60 s.",
     across_workers="max",
-    of_process=True,
 )
 GC_PAUSE = Metric(
     "python_gc_pause_seconds_total",
     "counter",
     "Time in garbage collection, all generations.",
     unit=NANOSECONDS,
-    of_process=True,
 )
 GC_PAUSE_MAX = Metric(
     "python_gc_pause_max_seconds",
     "gauge",
     "Longest collection of the last 60 s.",
     across_workers="max",
-    of_process=True,
 )
 
 THREADPOOL_BUSY = Metric(
@@ -289,21 +281,18 @@ THREADPOOL_BUSY = Metric(
     "gauge",
     "Calls that a thread pool runs.",
     ("pool",),
-    of_process=True,
 )
 THREADPOOL_LIMIT = Metric(
     "python_threadpool_limit",
     "gauge",
     "Calls that a thread pool may run at once.",
     ("pool",),
-    of_process=True,
 )
 THREADPOOL_WAITING = Metric(
     "python_threadpool_waiting",
     "gauge",
     "Calls that wait for a thread.",
     ("pool",),
-    of_process=True,
 )
 THREADPOOL_WAIT = Metric(
     "python_threadpool_wait_seconds_total",
@@ -311,7 +300,6 @@ THREADPOOL_WAIT = Metric(
     "Time that calls waited for a thread.",
     ("pool",),
     unit=NANOSECONDS,
-    of_process=True,
 )
 WORKERS = Metric(
     "python_workers",
@@ -319,7 +307,6 @@ WORKERS = Metric(
     "Workers of this service: configured as the server was told, alive as they serve now.",
     ("state",),
     across_workers="max",
-    of_process=True,
 )
 
 CGROUP_CPU_LIMIT = Metric(
@@ -327,31 +314,26 @@ CGROUP_CPU_LIMIT = Metric(
     "gauge",
     "CPU quota of this process's control group, or of the tightest above it.",
     across_workers="max",
-    of_process=True,
 )
 CGROUP_CPU_USAGE = Metric(
     "cgroup_cpu_usage_seconds_total",
     "counter",
     "CPU time of that group.",
-    of_process=True,
 )
 CGROUP_CPU_THROTTLED = Metric(
     "cgroup_cpu_throttled_seconds_total",
     "counter",
     "Time that the group's threads stood still for its quota.",
-    of_process=True,
 )
 CGROUP_CPU_PERIODS = Metric(
     "cgroup_cpu_periods_total",
     "counter",
     "Periods in which the group ran.",
-    of_process=True,
 )
 CGROUP_CPU_THROTTLED_PERIODS = Metric(
     "cgroup_cpu_throttled_periods_total",
     "counter",
     "Periods in which the group was throttled.",
-    of_process=True,
 )
 
 CUDA_MEMORY = Metric(
@@ -359,7 +341,6 @@ CUDA_MEMORY = Metric(
     "gauge",
     "Device memory of PyTorch's allocator in this process; limit is its quota, where one is set.",
     ("uuid", "kind"),
-    of_process=True,
 )
 CUDA_LARGEST_FREE_BLOCK = Metric(
     "torch_cuda_largest_free_block_bytes",
@@ -367,21 +348,18 @@ CUDA_LARGEST_FREE_BLOCK = Metric(
     "Largest block that the allocator has reserved and not given out.",
     ("uuid",),
     across_workers="max",
-    of_process=True,
 )
 CUDA_ALLOC_RETRIES = Metric(
     "torch_cuda_alloc_retries_total",
     "counter",
     "Failed cudaMalloc calls after which the allocator emptied its cache and tried again.",
     ("uuid",),
-    of_process=True,
 )
 CUDA_OOMS = Metric(
     "torch_cuda_ooms_total",
     "counter",
     "Out-of-memory errors that the allocator raised.",
     ("uuid",),
-    of_process=True,
 )
 
 BUILD_INFO = Metric(
@@ -417,7 +395,6 @@ WORKER_FILES_SKIPPED = Metric(
     "Files of the workers directory that a scrape could not count, and refusals to write one.",
     ("reason",),
     row=("foreign", "torn", "unwritable", "version"),
-    of_process=True,
 )
 
 METRICS: dict[str, Metric] = {
