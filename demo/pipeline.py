@@ -11,7 +11,7 @@ from demo.batcher import DynamicBatcher
 from demo.classifier import Classifier, Label, Scores, Tokens
 from demo.device_model import SimulatedGpu
 from demo.faults import FaultSwitch
-from tailwatch_tracing import RequestQueue, stage
+from tailwatch_tracing import BatchPlace, RequestBatcher, RequestQueue, stage
 
 MAX_BATCH = 6
 BATCH_WINDOW_SECONDS = 0.010
@@ -48,8 +48,11 @@ class Pipeline:
         self._preprocess_thread = ThreadPoolExecutor(
             1, thread_name_prefix="preprocess", initializer=name_this_thread("preprocess")
         )
-        self._batcher: DynamicBatcher[Tokens, Scores] = DynamicBatcher(
-            self._infer,
+        self._batches = RequestBatcher(
+            "inference", max_size=MAX_BATCH, window_seconds=BATCH_WINDOW_SECONDS
+        )
+        self._batcher: DynamicBatcher[BatchPlace[Tokens], Scores] = DynamicBatcher(
+            self._batches.wrap(self._infer),
             max_batch=MAX_BATCH,
             window_seconds=BATCH_WINDOW_SECONDS,
             concurrency=concurrency,
@@ -83,10 +86,9 @@ class Pipeline:
                     )
             if isinstance(prepared, Label):
                 return prepared
-            member = self._batcher.submit(prepared)
-            with stage("batch_wait"):
+            async with self._batches.join(prepared) as place:
+                member = self._batcher.submit(place)
                 await member.started
-            with stage("inference"):
                 scores = await member.result
         with stage("postprocess"):
             self._faults.in_postprocess()
@@ -101,6 +103,7 @@ class Pipeline:
         self._faults.in_preprocess()
         return self._classifier.preprocess(content)
 
+    @stage("inference")
     def _infer(self, batch: Sequence[Tokens]) -> list[Scores]:
         if not self._gpus:
             return self._classifier.infer(batch)

@@ -30,6 +30,7 @@ logger = logging.getLogger("demo.traffic")
 POLL_SECONDS = 1.0
 MOST_FILES = 64
 MOST_FILE_BYTES = 32 * 1024
+FEWEST_FILE_BYTES = 64  # a smaller one may be answered without the model
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _files_below(root: Path) -> Iterator[Path]:
         names[:] = sorted(name for name in names if name not in skipped and name[0] != ".")
         for name in sorted(files):
             path = Path(folder, name)
-            if path.is_file() and 0 < path.stat().st_size <= MOST_FILE_BYTES:
+            if path.is_file() and FEWEST_FILE_BYTES <= path.stat().st_size <= MOST_FILE_BYTES:
                 yield path
 
 

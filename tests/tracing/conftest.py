@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tailwatch_tracing.clock
-from tailwatch_tracing import middleware, queues, runtime, service, serving
+from tailwatch_tracing import instruments, middleware, runtime, service, serving
 from tailwatch_tracing.cells import PRIVATE
 from tailwatch_tracing.runtime import Runtime
 from tailwatch_tracing.scrapes import Scrapes
@@ -46,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(service, "_services", {})
     monkeypatch.setattr(service, "_jobs", {})
-    monkeypatch.setattr(queues, "_unbound", [])
+    monkeypatch.setattr(instruments, "_unbound", [])
     process = Runtime(root=Path("/dev/null"))  # without a control group
     monkeypatch.setattr(serving, "runtime", process)
     monkeypatch.setattr(runtime, "runtime", process)

@@ -62,10 +62,11 @@ def test_the_series_budget_is_what_the_page_has() -> None:
     per_route = count(r'^inference_request_duration_seconds_.*route="/classify')
     per_stage = count(r'^inference_stage_.*stage="preprocess"')
     per_queue = count(r'queue="preprocess"')
-    assert (per_route, per_stage, per_queue) == (75, 78, 77)
+    per_batcher = count(r'batcher="encoder"')
+    assert (per_route, per_stage, per_queue, per_batcher) == (75, 78, 77, 137)
     assert "75 series of latency" in HOW_TO
     assert "A stage has 78 series" in HOW_TO
-    assert "a queue has 77" in HOW_TO
+    assert "a queue has 77, a batcher 137" in HOW_TO
 
 
 def run(example: str) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def run(example: str) -> dict[str, Any]:
 
 
 def test_there_are_the_examples_that_are_tested_here() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 7
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,15 @@ def test_there_are_the_examples_that_are_tested_here() -> None:
         (0, "POST", "/embed/small", b'{"length":0}', "/embed/{model}", {"preprocess", "inference"}),
         (1, "GET", "/answer/hi", b"HI", "/answer/{text}", {"inference"}),
         (4, "GET", "/answer", b"done", "/answer", set()),
+        (
+            5,
+            "GET",
+            "/length/four",
+            b"4",
+            "/length/{text}",
+            {"batch_wait", "collate", "inference"},
+        ),
+        (6, "GET", "/write/new", b"Thequickanswer", "/write/{prompt}", set()),
     ],
 )
 def test_examples_serve_and_count(

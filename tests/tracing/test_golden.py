@@ -20,9 +20,14 @@ from starlette.websockets import WebSocket
 
 from tailwatch_stack.native.binaries import locate
 from tailwatch_tracing import (
+    CascadeTier,
+    RequestBatcher,
     RequestQueue,
+    ResultCache,
     StageTimingMiddleware,
+    count_tokens,
     downstream,
+    model_loading,
     service,
     serving,
     stage,
@@ -45,7 +50,12 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setattr(service, "VERSION", "0.0.0")
     monkeypatch.setattr(upstream, "time_ns", lambda: 1_700_000_000_020_000_000)
     queue = RequestQueue("preprocess")
+    encoder = RequestBatcher("encoder", max_size=32, window_seconds=0.010)
+    cache = ResultCache("labels")
+    small, large = CascadeTier("small"), CascadeTier("large")
     started = asyncio.Event()
+    with model_loading("encoder", version="7"):
+        clock.advance(12.5)
 
     async def classify(incoming: Request) -> PlainTextResponse:
         clock.advance(0.002)
@@ -58,8 +68,13 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
             clock.burn(0.030)
         with downstream("labels"):
             clock.advance(0.004)
-        with stage("inference"):
-            clock.advance(0.7 if incoming.path_params["model"] == "big" else 0.05)
+        place = encoder.join()
+        clock.advance(0.008)
+        with encoder.run([place]):
+            encoder.note_padding(used=1536, total=2048)
+            with stage("inference"):
+                clock.advance(0.7 if incoming.path_params["model"] == "big" else 0.05)
+        (large if incoming.path_params["model"] == "big" else small).answered()
         clock.advance(0.001)
         return PlainTextResponse("label")
 
@@ -70,9 +85,13 @@ def page(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         return PlainTextResponse("never")
 
     async def answer(incoming: Request) -> StreamingResponse:
+        cache.semantic_hit(0.93)
+        count_tokens(prompt=12)
+
         async def tokens() -> AsyncIterator[str]:
             for seconds in (0.2, 0.03, 0.03):
                 clock.advance(seconds)
+                count_tokens(output=1)
                 yield "token"
 
         return StreamingResponse(tokens(), background=BackgroundTask(clock.advance, 0.25))

@@ -268,7 +268,7 @@ def test_a_forked_child_has_none_of_its_parents_requests() -> None:
     queue = RequestQueue("batch", service="s")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        queue.enter()
+        place = queue.enter()
         pid = os.fork()
         if pid == 0:
             in_flight = values("inference_requests_in_flight")
@@ -276,6 +276,7 @@ def test_a_forked_child_has_none_of_its_parents_requests() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert values("inference_requests_in_flight") == {(): 1}
         assert queue.depth == 1
+        place.leave()
 
     asyncio.run(request(StageTimingMiddleware(app, service="s"), "/x"))
 

@@ -686,8 +686,7 @@ def test_stages_that_end_elsewhere_leave_no_chain_behind() -> None:
 
 def test_a_forked_child_waits_for_none_of_its_parents_threads() -> None:
     queue = RequestQueue("q", service="s")
-    cells = service.service_named("s").queues.get("q")
-    with cells.lock, service._lock, units._folding:
+    with service._lock, units._folding:
         pid = os.fork()
         if pid == 0:
             signal.alarm(10)

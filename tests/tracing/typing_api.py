@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_type
 
@@ -10,10 +11,19 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from tailwatch_tracing import (
+    BatchPlace,
+    CascadeTier,
+    LoadedModel,
+    QueuePlace,
+    RequestBatcher,
     RequestQueue,
+    ResultCache,
     StageTimingMiddleware,
+    count_tokens,
     downstream,
     metrics_app,
+    model_loaded,
+    model_loading,
     render_metrics,
     serve_metrics,
     stage,
@@ -70,3 +80,39 @@ async def use() -> None:
     async with queue.enter():
         queue.reject(reason="full")
     assert_type(queue.depth, int)
+    assert_type(queue.enter(), QueuePlace)
+    with model_loading("encoder", version="7") as model:
+        assert_type(model, LoadedModel)
+    async with model_loading("encoder", version="7", service="s"):
+        model_loaded("encoder", version="6", load_seconds=2.5).unload()
+    cache = ResultCache("answers")
+    cache.exact_hit()
+    cache.semantic_hit(0.93)
+    cache.miss()
+    CascadeTier("small").answered()
+    count_tokens(prompt=12)
+    count_tokens(output=200, output_seconds=4.1)
+    batcher = RequestBatcher("encoder", max_size=32, window_seconds=0.010)
+    assert_type(batcher.join(), BatchPlace[None])
+    async with batcher.join("text") as text:
+        assert_type(text, BatchPlace[str])
+        assert_type(text.item, str)
+    with batcher.run([text]):
+        batcher.note_padding(used=3, total=4)
+    async with batcher.run({text}):
+        text.leave()
+    assert_type(lengths([text]), list[int])
+    assert_type(await vectors([text]), list[float])
+
+
+encoder = RequestBatcher("encoder")
+
+
+@encoder.wrap
+def lengths(texts: Sequence[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+@encoder.wrap
+async def vectors(texts: Sequence[str]) -> list[float]:
+    return [0.0 for _ in texts]

@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple
 NANOSECONDS = 10**9
 """What a cell of nanoseconds is divided by to give seconds."""
 
+RATIO_UNIT = 10**6
+"""What a cell of millionths is divided by to give a ratio."""
+
 # Hundredths of a millisecond. Neighbours are at most a ratio of 1.2 apart; usual objectives (0.1,
 # 0.2, 0.25, 0.5, 1, 2, 2.5, 5, 10, 30 and 60 s) are edges, so that a share under them is exact.
 _DECADE = (100, 120, 144, 170, 200, 225, 250, 300, 350, 420, 500, 600, 700, 840)
@@ -52,6 +55,21 @@ LIFETIME = Grid(
     NANOSECONDS,
 )
 """Connections live from 0.1 s to a day."""
+COUNT = Grid(
+    (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512), 768, 1024), 1
+)
+"""Members of a batch: powers of two, and what is halfway between."""
+RATIO = Grid(
+    tuple(
+        thousandths * RATIO_UNIT // 1000
+        for thousandths in (
+            *(0, 10, 20, 50, 100, 150, 200, 250, 300, 350, 400, 450, 500, 550, 600, 650, 700, 750),
+            *(800, 820, 840, 860, 880, 900, 910, 920, 930, 940, 950, 960, 970, 980, 990, 1000),
+        )
+    ),
+    RATIO_UNIT,
+)
+"""0 to 1, finest near 1, where similarities lie."""
 
 
 class Metric(NamedTuple):
@@ -217,6 +235,92 @@ REJECTED = Metric(
     "counter",
     "Requests that a queue refused.",
     ("queue", "reason"),
+)
+
+BATCH_SIZE = Metric(
+    "inference_batch_size",
+    "histogram",
+    "Members of each batch that was run.",
+    ("batcher",),
+    grid=COUNT,
+)
+BATCH_WAIT = Metric(
+    "inference_batch_wait_seconds",
+    "histogram",
+    "Time that members waited until their batch was run, or until they gave up.",
+    ("batcher",),
+    grid=LATENCY,
+)
+BATCH_PADDING = Metric(
+    "inference_batch_padding_ratio",
+    "histogram",
+    "Share of a batch that is padding.",
+    ("batcher",),
+    grid=RATIO,
+)
+BATCH_MAX_SIZE = Metric(
+    "inference_batch_max_size",
+    "gauge",
+    "Configured most members of a batch.",
+    ("batcher",),
+    across_workers="max",
+)
+BATCH_WINDOW = Metric(
+    "inference_batch_window_seconds",
+    "gauge",
+    "Configured longest time that a member waits for others.",
+    ("batcher",),
+    across_workers="max",
+)
+
+CACHE_REQUESTS = Metric(
+    "inference_cache_requests_total",
+    "counter",
+    "Lookups in a cache of results: answered by the same request, by a similar one, or not.",
+    ("cache", "result"),
+    row=("exact", "semantic", "miss"),
+)
+CACHE_SIMILARITY = Metric(
+    "inference_cache_similarity_ratio",
+    "histogram",
+    "Similarity of the cached request whose result was used, of semantic hits.",
+    ("cache",),
+    grid=RATIO,
+)
+CASCADE_REQUESTS = Metric(
+    "inference_cascade_requests_total",
+    "counter",
+    "Requests by the tier of a cascade that answered them.",
+    ("tier",),
+)
+TOKENS = Metric(
+    "inference_tokens_total",
+    "counter",
+    "Tokens of prompts and of output.",
+    ("kind",),
+    row=("prompt", "output"),
+)
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "inference_time_per_output_token_seconds",
+    "histogram",
+    "Time from a request's first output token to its last, per token after the first.",
+    ("route",),
+    grid=LATENCY,
+)
+
+MODEL_INFO = Metric(
+    "inference_model_info",
+    "gauge",
+    "Models that are loaded.",
+    ("model", "version"),
+    across_workers="max",
+)
+MODEL_LOAD = Metric(
+    "inference_model_load_seconds",
+    "gauge",
+    "Time that loading such a model took, the longest of several.",
+    ("model", "version"),
+    across_workers="max",
 )
 
 SLO = Metric(

@@ -5,42 +5,42 @@ from __future__ import annotations
 from types import TracebackType
 
 from tailwatch_tracing import clock
+from tailwatch_tracing.cells import Capped
 from tailwatch_tracing.exemplars import note
+from tailwatch_tracing.instruments import Instrument
 from tailwatch_tracing.request import REJECTED, Request
-from tailwatch_tracing.service import (
-    QueueCells,
-    Service,
-    default_service,
-    service_named,
-    services,
-)
-from tailwatch_tracing.units import NO_UNIT, current_unit
-
-_unbound: list[RequestQueue] = []
+from tailwatch_tracing.service import QueueCells, Service
+from tailwatch_tracing.units import current_unit
 
 
 class QueuePlace:
-    """One waiting request. Leave by `leave()` or by the end of a `with` block, sync or async."""
+    """One waiting request. Leave by `leave()` or by the end of a `with` block, sync or async.
 
-    __slots__ = ("_cells", "_has_left", "_start_ns", "_unit")
+    A place that is forgotten, as with an item that nobody took out of its queue, leaves, too.
+    """
+
+    __slots__ = ("_cells", "_unit")
 
     def __init__(self, cells: QueueCells) -> None:
         self._cells = cells
-        self._has_left = False
         self._unit = current_unit.get()
-        self._start_ns = clock.now_ns()
-        with cells.lock:
-            cells.entered += 1
+        cells.waiting[id(self)] = clock.now_ns()
 
     def leave(self) -> None:
         """End the wait: depth - 1, and the waiting time is observed. Again is harmless."""
-        with self._cells.lock:
-            if not self._has_left:
-                self._has_left = True
-                self._cells.left += 1
-                waited_ns = clock.now_ns() - self._start_ns
-                self._cells.wait.observe(waited_ns)
-                note(self._cells.wait, waited_ns, self._unit)
+        cells = self._cells
+        start_ns = cells.waiting.pop(id(self), None)
+        if start_ns is not None:
+            waited_ns = clock.now_ns() - start_ns
+            cells.wait.observe(waited_ns)
+            note(cells.wait, waited_ns, self._unit)
+
+    def __del__(self) -> None:
+        """Leave, if that was forgotten."""
+        try:
+            self.leave()
+        except Exception:  # the interpreter is ending
+            pass
 
     def __enter__(self) -> QueuePlace:
         """Wait within a block."""
@@ -69,7 +69,7 @@ class QueuePlace:
         self.leave()
 
 
-class RequestQueue:
+class RequestQueue(Instrument[QueueCells]):
     """What waits in front of a bottleneck.
 
         queue = RequestQueue("preprocess")
@@ -85,55 +85,33 @@ class RequestQueue:
         name: The label `queue`; at most 64 in a service.
         service: The service it belongs to. By default that of the first request to use it, or the
             process's only one.
+
+    Raises:
+        ValueError: an empty name.
     """
 
     def __init__(self, name: str, *, service: str | None = None) -> None:
-        self.name = name
-        self._service: Service | None = None
-        if service is None:
-            _unbound.append(self)
-        else:
-            self._bind(service_named(service))
+        super().__init__(name, service)
 
     @property
     def depth(self) -> int:
         """How many wait now."""
-        cells = self._cells()
-        return cells.entered - cells.left
+        return len(self._cells.waiting)
 
     def enter(self) -> QueuePlace:
-        """Begin to wait."""
-        cells = self._cells()
-        return QueuePlace(cells)
+        """Begin to wait. Keep what is returned: its end is the end of the wait."""
+        return QueuePlace(self._cells)
 
     def reject(self, reason: str = "full") -> None:
         """Count a refusal; within a request its outcome is `rejected`, whatever is answered.
 
         At most 16 reasons are kept apart.
         """
-        cells = self._cells()
-        with cells.lock:
-            cells.rejected.get(reason).counts[0] += 1
+        counts = self._cells.rejected.get(reason).counts
+        counts[0] += 1
         unit = current_unit.get()
         if isinstance(unit, Request):
             unit.events |= REJECTED
 
-    def _cells(self) -> QueueCells:
-        if self._service is None:
-            unit = current_unit.get()
-            self._bind(default_service() if unit is NO_UNIT else unit.service)
-        assert self._service is not None
-        return self._service.queues.get(self.name)
-
-    def _bind(self, service: Service) -> None:
-        self._service = service
-        service.queues.get(self.name)
-        if self in _unbound:
-            _unbound.remove(self)
-
-
-def bind_idle_queues() -> None:
-    """Give unused queues to the process's only service, so that their 0 is on the page."""
-    if len(services()) == 1:
-        for queue in list(_unbound):
-            queue._bind(default_service())
+    def _table_in(self, service: Service) -> Capped[QueueCells]:
+        return service.queues

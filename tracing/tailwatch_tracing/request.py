@@ -30,6 +30,7 @@ REJECTED = 2  # a queue refused it
 STREAM = 4  # its body comes in more than one message
 LEFT_UNANSWERED = 8  # the client left before the response started: none of it is sent
 SPANNED = 16  # it has a span to be kept, unless it is only kept for how the request ends
+TOKENS_COUNTED = 32  # it has output tokens
 
 STATUS_CLIENT_LEFT = 499  # nginx's code for a client that left before an answer
 
@@ -57,6 +58,7 @@ class Request(Unit):
         "_stream",
         "end_ns",
         "events",
+        "output_tokens",
         "response_start_ns",
         "routes",
         "scope",
@@ -67,6 +69,7 @@ class Request(Unit):
     )
 
     __init__ = object.__init__
+    is_request = True
 
     scope: Scope
     server_receive: Receive
@@ -78,6 +81,7 @@ class Request(Unit):
     _ended: Ended  # once it has ended and is not counted yet
     _stream: Stream | None  # with STREAM; None when its times do not count
     response_start_ns: int  # with a status
+    output_tokens: int  # with TOKENS_COUNTED
     span: AnySpan | None  # where the service has spans
 
     @property
@@ -271,6 +275,8 @@ class Request(Unit):
         if self._is_rejected():
             self.log = None
             return Ended(route, end_ns, duration_ns, log)
+        if self.events & TOKENS_COUNTED and self.events & STREAM and self._stream is not None:
+            self._stream.note_tokens(self.output_tokens)
         slo_ns = service.slo_ns
         slow = 1 if slo_ns is not None and duration_ns > slo_ns else 0
         answered_ns = duration_ns

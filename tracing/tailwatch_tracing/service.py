@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from tailwatch_tracing import clock, families
 from tailwatch_tracing.cells import (
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tailwatch_tracing.request import Request
     from tailwatch_tracing.spans.recorder import SpanRecorder
     from tailwatch_tracing.websockets import Websockets
+
+Part = TypeVar("Part")
 
 logger = logging.getLogger("tailwatch_tracing")
 
@@ -107,14 +109,12 @@ class StageCells:
 
 
 class QueueCells:
-    """One queue: who came and went, how long they waited, who was refused and why."""
+    """One queue: who waits and since when, how long they waited, who was refused and why."""
 
-    __slots__ = ("entered", "left", "lock", "rejected", "wait")
+    __slots__ = ("rejected", "wait", "waiting")
 
     def __init__(self, store: CellStore, name: str) -> None:
-        self.lock = threading.Lock()
-        self.entered = 0
-        self.left = 0
+        self.waiting: dict[int, int] = {}  # by the id of its place
         self.wait = store.histogram(families.QUEUE_WAIT, name)
         self.rejected = store.capped(
             families.REJECTED,
@@ -205,6 +205,13 @@ class Service(Owner):
         self._is_configured = False
         self.has_several_middlewares = False
         self.has_suspended_stages = False  # then CPU time is known if its requests are driven
+        self._parts: dict[Callable[[Service], object], object] = {}
+
+    def part(self, make: Callable[[Service], Part]) -> Part:
+        """Return what `make` has made for this service, as its batchers, once for all callers."""
+        if make not in self._parts:
+            self._parts.setdefault(make, make(self))
+        return cast("Part", self._parts[make])
 
     def rename(self, name: str) -> None:
         """Go on under another name."""
@@ -275,7 +282,7 @@ class Service(Owner):
         yield Level(families.IN_FLIGHT, (), len(self.in_flight))
         yield Level(families.OLDEST_IN_FLIGHT, (), self._oldest_seconds())
         for name, cells in list(self.queues.cells.items()):
-            yield Level(families.QUEUE_DEPTH, (name,), cells.entered - cells.left)
+            yield Level(families.QUEUE_DEPTH, (name,), len(cells.waiting))
         if self.slo_seconds is not None:
             yield Level(families.SLO, (), self.slo_seconds)
         if self.client_timeout_seconds is not None:
@@ -357,8 +364,7 @@ def _begin_child() -> None:
         if service.websockets is not None:
             service.websockets.forget()
         for cells in service.queues.cells.values():
-            cells.lock = threading.Lock()
-            cells.left = cells.entered
+            cells.waiting.clear()
 
 
 os.register_at_fork(after_in_child=_begin_child)

@@ -22,8 +22,8 @@ from tailwatch_tracing.exposition import (
     render_pieces,
 )
 from tailwatch_tracing.metrics_server import MetricsServer, PageServer
+from tailwatch_tracing.instruments import bind_idle
 from tailwatch_tracing.page import Snapshot, families, no_pause
-from tailwatch_tracing.queues import bind_idle_queues
 from tailwatch_tracing.request import Message, Receive, Send
 from tailwatch_tracing.routes import Scope
 from tailwatch_tracing.runtime import runtime
@@ -57,7 +57,7 @@ def collect(pause: Pause = no_pause) -> Iterator[Family | HistogramFamily]:
     Args:
         pause: Called often, between two small pieces of work.
     """
-    bind_idle_queues()
+    bind_idle()
     snapshot = Snapshot(pause)
     pending_times.observe_finished()
     for service in services():

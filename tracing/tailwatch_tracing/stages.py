@@ -175,7 +175,7 @@ class stage:
             return
         if not is_certain:
             unit = current_unit.get()
-            if unit.is_open and not isinstance(unit, OutermostUnit):
+            if unit.is_open and unit.is_request:
                 unit.service.has_suspended_stages = True
 
     def _begin_unit(self, around: Unit) -> list[stage]:

@@ -7,7 +7,12 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tailwatch_tracing.exemplars import observe
-from tailwatch_tracing.families import CHUNK_GAP, FIRST_CHUNK, RESPONSE_START
+from tailwatch_tracing.families import (
+    CHUNK_GAP,
+    FIRST_CHUNK,
+    RESPONSE_START,
+    TIME_PER_OUTPUT_TOKEN,
+)
 from tailwatch_tracing.service import RouteCells
 
 if TYPE_CHECKING:
@@ -20,7 +25,7 @@ class Stream:
     A chunk is a body message that is not empty. What is in it is never looked at.
     """
 
-    __slots__ = ("_gaps", "_last_ns", "_route", "_span", "_start_ns", "chunks")
+    __slots__ = ("_first_ns", "_gaps", "_last_ns", "_route", "_span", "_start_ns", "chunks")
 
     def __init__(
         self, route: RouteCells, start_ns: int, response_start_ns: int, span: AnySpan | None
@@ -35,6 +40,7 @@ class Stream:
     def note_chunk(self, now_ns: int) -> None:
         """Observe the time to the first chunk, or since the one before."""
         if self.chunks == 0:
+            self._first_ns = now_ns
             observe(self._route.histogram(FIRST_CHUNK), now_ns - self._start_ns, self._span)
         else:
             if self.chunks == 1:
@@ -42,6 +48,12 @@ class Stream:
             observe(self._gaps, now_ns - self._last_ns, self._span)
         self.chunks += 1
         self._last_ns = now_ns
+
+    def note_tokens(self, output: int) -> None:
+        """Observe the time per token after the first, of a stream that has brought as many."""
+        if output > 1 and self.chunks > 1:
+            per_token_ns = (self._last_ns - self._first_ns) // (output - 1)
+            observe(self._route.histogram(TIME_PER_OUTPUT_TOKEN), per_token_ns, self._span)
 
 
 def is_resent() -> bool:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from tailwatch_tracing import clock
-from tailwatch_tracing.service import Service
+from tailwatch_tracing.service import Service, default_service
 from tailwatch_tracing.shares import Folded, Swept, sweep
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Unit:
 
     __slots__ = ("calls", "folded", "is_open", "log", "service", "start_ns")
 
+    is_request = False
     calls: list[Call]  # of a request with a span; there is none before the first has ended
 
     def __init__(self, service: Service, start_ns: int) -> None:
@@ -44,6 +45,17 @@ class Unit:
         else:
             swept = self.folded.credit(self.service, slow)
         return sweep(log or (), end_ns, swept, self.service.stages, slow)
+
+    def add(self, interval: stage) -> None:
+        """Take in an interval that opens elsewhere, as in a batch; not after the end."""
+        if not self.is_open:
+            return
+        log = self.log
+        if log is None:
+            self.log = log = []
+        elif len(log) >= FOLD_AT:
+            self.fold()
+        log.append(interval)
 
     def fold(self) -> None:
         """Sum up the intervals so far, so that a unit of very many stages stays small."""
@@ -106,3 +118,9 @@ class OutermostUnit(Unit):
 NO_UNIT = Unit(Service("unnamed"), 0)
 """Stands where there is no unit: never open, and without a log."""
 current_unit: ContextVar[Unit] = ContextVar("tailwatch_unit", default=NO_UNIT)
+
+
+def current_service() -> Service:
+    """Return the service of the current unit; outside any, that of all else in the process."""
+    unit = current_unit.get()
+    return default_service() if unit is NO_UNIT else unit.service
