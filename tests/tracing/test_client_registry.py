@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -132,6 +134,61 @@ def test_a_registry_that_cannot_be_had_is_an_empty_page() -> None:
     errors = Errors()
     assert list(ClientRegistry(broken, errors).pieces(False, no_pause)) == []
     assert errors.noted == 1
+
+
+class Steps(Collector):
+    """Takes a hundred steps, none of which it has in common with us."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield family("steps", sum(map(self._step, range(100))))
+
+    def _step(self, number: int) -> int:
+        return number
+
+    def describe(self) -> list[Metric]:
+        return []
+
+
+def test_within_a_collector_that_was_slow_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric of 100,000 series is collected at one go, for which no request may wait."""
+    collectors = CollectorRegistry()
+    collectors.register(Steps())
+    registry = ClientRegistry(lambda: collectors, unexpected)
+    pauses: list[None] = []
+
+    def scrape() -> int:
+        pauses.clear()
+        text = b"".join(registry.pieces(False, lambda: pauses.append(None)))
+        assert b"steps 4950.0\n" in text
+        assert sys.getprofile() is None
+        return len(pauses)
+
+    monkeypatch.setattr(client_registry, "_SLOW_SECONDS", math.inf)
+    assert (scrape(), scrape()) == (0, 0)
+    monkeypatch.setattr(client_registry, "_SLOW_SECONDS", -1)
+    assert scrape() == 0  # nothing is known of it yet
+    assert scrape() >= 100
+    monkeypatch.setattr(client_registry, "_SLOW_SECONDS", math.inf)
+    scrape()
+    assert scrape() == 0
+
+
+def test_somebody_elses_profiler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_registry, "_SLOW_SECONDS", -1)
+    collectors = CollectorRegistry()
+    collectors.register(Steps())
+    registry = ClientRegistry(lambda: collectors, unexpected)
+    list(registry.pieces(False, no_pause))
+
+    def theirs(frame: object, event: str, arg: object) -> None:
+        pass
+
+    sys.setprofile(theirs)
+    try:
+        list(registry.pieces(False, pytest.fail))
+        assert sys.getprofile() is theirs
+    finally:
+        sys.setprofile(None)
 
 
 class Hangs(Collector):

@@ -103,7 +103,7 @@ def test_lateness_within_the_timers_grain_is_not_a_loss(clock: Clock) -> None:
     process.note_lag(-1, clock())
     snapshot = Snapshot()
     process.snapshot_into(snapshot)
-    assert snapshot.counts["python_event_loop_lost_seconds_total"] == {("", ()): [0]}
+    assert snapshot.counts["python_event_loop_lost_seconds_total"] == {("", ()): (0,)}
     assert snapshot.levels["python_event_loop_lag_max_seconds"] == {("", ()): 0}
 
 

@@ -95,6 +95,11 @@ def test_a_large_page_is_kept_for_a_second_and_no_longer(is_gzipped: bool) -> No
     assert number(scrapes, is_gzipped=is_gzipped) == 2
 
 
+def test_a_large_page_is_not_kept_where_other_workers_answer_too() -> None:
+    scrapes = Scrapes(Maker(LARGE), Rest(), may_keep=lambda: False)
+    assert [number(scrapes) for _ in range(3)] == [1, 2, 3]
+
+
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "tailwatch-metrics"]
 
@@ -174,6 +179,16 @@ def test_work_rests_after_each_turn_and_only_then(monkeypatch: pytest.MonkeyPatc
     assert 8 <= len(time.slept) <= 10
     assert set(time.slept) == {scrapes.REST_SECONDS}
     assert min(time.slept) > 0  # a sleep of no time does not let a waiting thread have the lock
+
+
+def test_rests_do_not_make_a_scraper_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time()
+    monkeypatch.setattr(scrapes, "time", time)
+    turns = Turns()
+    for _ in range(100_000):
+        time.now += scrapes.TURN_SECONDS
+        turns.pause()
+    assert sum(time.slept) == pytest.approx(scrapes.RESTS_SECONDS, rel=0.01)
 
 
 # --- blocks and gzip ---

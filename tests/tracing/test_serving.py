@@ -28,7 +28,8 @@ from tailwatch_tracing import (
     serving,
     stage,
 )
-from tailwatch_tracing.scrapes import Pause
+from tailwatch_tracing.client_registry import Pause
+from tailwatch_tracing.exposition import render_families
 from tailwatch_tracing.service import service_named
 from tests.tracing.asgi import Exchange, http_scope, nonzero, page_values, request, values
 
@@ -173,7 +174,7 @@ def test_no_step_of_a_page_holds_the_interpreter_for_more_than_a_few_series() ->
 
     ours = serving.collect(pause)
     assert len(since_pause) > 2 * 300  # the cells of durations and of requests are read
-    list(ours)
+    render_families(ours)
     assert len(since_pause) > 5 * 300  # these two families, and the sums by outcome, are made
 
     since_pause = [0]

@@ -67,12 +67,15 @@ class HistogramSeries(NamedTuple):
 
 
 class HistogramFamily(NamedTuple):
-    """A histogram family; `edges` are the finite upper bounds, ascending."""
+    """A histogram family; `edges` are the finite upper bounds, ascending.
+
+    Its series may be made while they are rendered.
+    """
 
     name: str
     help: str
     edges: Sequence[float]
-    series: Sequence[HistogramSeries]
+    series: Iterable[HistogramSeries]
 
 
 def labels(**pairs: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import add
 from typing import NamedTuple
 
 from tailwatch_tracing.cells import CellStore, HistogramCell, Labels
@@ -62,6 +63,9 @@ def no_pause() -> None:
 class Snapshot:
     """Numbers read once, of one process or summed over several.
 
+    Counts are tuples, which the garbage collector looks at once: lists of a page of many series
+    would make it go through everything that the service has.
+
     Args:
         pause: Called between two series, here and by whoever goes through them, so that a page of
             many does not hold the interpreter for long.
@@ -70,7 +74,7 @@ class Snapshot:
     def __init__(self, pause: Callable[[], None] = no_pause) -> None:
         self.pause = pause
         self.services: list[str] = []
-        self.counts: dict[str, dict[Series, list[int]]] = {}
+        self.counts: dict[str, dict[Series, tuple[int, ...]]] = {}
         self.exemplars: dict[str, dict[Series, dict[int, Exemplar]]] = {}
         self.levels: dict[str, dict[Series, float]] = {}
 
@@ -83,18 +87,19 @@ class Snapshot:
         """Read every cell of a store."""
         for (name, values), cell in list(store.cells.items()):
             self.pause()
-            self.add_counts(name, Series(store.owner, values), list(cell.counts))
+            self.add_counts(name, Series(store.owner, values), cell.counts)
             if isinstance(cell, HistogramCell) and cell.exemplars:
                 self.add_exemplars(name, Series(store.owner, values), dict(cell.exemplars))
 
-    def add_counts(self, metric: str, series: Series, counts: list[int]) -> None:
+    def add_counts(self, metric: str, series: Series, counts: Iterable[int]) -> None:
         """Add integers to a series; those of another length, as of another version, are not."""
         family = self.counts.setdefault(metric, {})
+        counts = tuple(counts)
         known = family.get(series)
         if known is None:
             family[series] = counts
         elif len(known) == len(counts):
-            family[series] = [a + b for a, b in zip(known, counts, strict=True)]
+            family[series] = tuple(map(add, known, counts))
 
     def add_exemplars(self, metric: str, series: Series, exemplars: dict[int, Exemplar]) -> None:
         """Let the newest exemplar of each bucket stay."""
@@ -133,11 +138,9 @@ def families(snapshot: Snapshot) -> Iterator[Family | HistogramFamily]:
     """Yield the families that have a sample, in the order of their declaration."""
     _tell_of_plain_requests(snapshot)
     for metric in METRICS.values():
-        family: Family | HistogramFamily
         if metric.kind == "histogram":
-            family = _histogram(metric, snapshot)
-            if family.series:
-                yield family
+            if snapshot.counts.get(metric.name):
+                yield _histogram(metric, snapshot)
             continue
         if metric is OUTCOMES:
             samples = _outcomes(snapshot)
@@ -220,12 +223,14 @@ def _levels(metric: Metric, snapshot: Snapshot) -> list[tuple[str, float]]:
 def _histogram(metric: Metric, snapshot: Snapshot) -> HistogramFamily:
     grid = metric.grid
     assert grid is not None
+    series = _series(metric, grid.unit, snapshot)
+    return HistogramFamily(metric.name, metric.help, grid.published, series)
+
+
+def _series(metric: Metric, unit: int, snapshot: Snapshot) -> Iterator[HistogramSeries]:
     exemplars = snapshot.exemplars.get(metric.name, {})
-    series: list[HistogramSeries] = []
-    for each, counts in snapshot.counts.get(metric.name, {}).items():
+    for each, counts in snapshot.counts[metric.name].items():
         snapshot.pause()
         for owner, values in _under_services(each, snapshot):
             text = label_text(metric, owner, values)
-            total = counts[-1] / grid.unit
-            series.append(HistogramSeries(text, counts[:-1], total, exemplars.get(each)))
-    return HistogramFamily(metric.name, metric.help, grid.published, series)
+            yield HistogramSeries(text, counts[:-1], counts[-1] / unit, exemplars.get(each))

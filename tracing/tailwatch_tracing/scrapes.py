@@ -13,6 +13,7 @@ from tailwatch_tracing.client_registry import PATIENCE_SECONDS, Pause
 
 TURN_SECONDS = 0.0003
 REST_SECONDS = 0.0003
+RESTS_SECONDS = 2.0
 KEPT_FROM_BYTES = 1_000_000
 KEPT_SECONDS = 1.0
 
@@ -26,14 +27,19 @@ class Turns:
     A thread that asks for the interpreter's lock while another computes gets it after 5 ms, and an
     event loop asks several times for each request. One that rests is never asked. Sleeping for no
     time is not enough: the lock is then back before a waiting thread has woken up.
+
+    All rests together take `RESTS_SECONDS` at most, because a scraper waits for 10 s, and a page
+    that comes too late is worse than requests that wait.
     """
 
     def __init__(self) -> None:
         self._end = time.perf_counter() + TURN_SECONDS
+        self._rests_left = round(RESTS_SECONDS / REST_SECONDS)
 
     def pause(self) -> None:
         """Rest if the turn is over."""
-        if time.perf_counter() >= self._end:
+        if time.perf_counter() >= self._end and self._rests_left:
+            self._rests_left -= 1
             time.sleep(REST_SECONDS)
             self._end = time.perf_counter() + TURN_SECONDS
 
@@ -103,15 +109,19 @@ class Scrapes:
     Args:
         make: Returns the page in a format, pausing on the way.
         rest: Waits for some seconds.
+        may_keep: Returns whether pages may be kept. Not where other workers answer, too: after a
+            newer page of theirs a kept one would take counters back.
     """
 
     def __init__(
         self,
         make: Callable[[bool, Pause], Page],
         rest: Callable[[float], None] = time.sleep,
+        may_keep: Callable[[], bool] = lambda: True,
     ) -> None:
         self._make = make
         self._rest = rest
+        self._may_keep = may_keep
         self.forget()
 
     def forget(self) -> None:
@@ -144,17 +154,17 @@ class Scrapes:
         try:
             pause = Turns().pause
             page = self._make(kind.openmetrics, pause)
-            is_large = page.length >= KEPT_FROM_BYTES
+            is_kept = page.length >= KEPT_FROM_BYTES and self._may_keep()
             if kind.is_gzipped:
                 page = gzipped(page, pause)
         except BaseException as error:
             self._drop(kind, making)
             making.page.set_exception(error)
             return
-        if not is_large:
+        if not is_kept:
             self._drop(kind, making)
         making.page.set_result(page)
-        if is_large:
+        if is_kept:
             self._rest(KEPT_SECONDS)
             self._drop(kind, making)
 
