@@ -113,6 +113,11 @@ async def in_background(incoming: Request) -> Response:
     return PlainTextResponse("ok", background=BackgroundTask(task))
 
 
+async def reject_in_numbered_stage(incoming: Request) -> Response:
+    with stage(5):  # type: ignore[arg-type]
+        return PlainTextResponse("busy", 429)
+
+
 ROUTES = [
     Route("/x/{id}", answer, methods=["GET", "POST"]),
     Route("/stream", lambda _: StreamingResponse(b"x" for _ in range(1000))),
@@ -120,6 +125,7 @@ ROUTES = [
     Route("/midstream", fail_midstream),
     Route("/refuse", refuse),
     Route("/busy", lambda _: PlainTextResponse("busy", 429)),
+    Route("/numbered", reject_in_numbered_stage),
     Route("/use", use_span),
     Route("/many", many_stages),
     Route("/open", stay_open),
@@ -174,6 +180,12 @@ def app_with(provider: TracerProvider) -> App:
 
 
 # --- what is in a span ---
+
+
+def test_a_stage_of_a_rejected_request_has_a_text_for_its_name(traced: Traced) -> None:
+    """Which no count has looked at: it could not be encoded, nor could what goes with it."""
+    traced.get("/numbered")
+    assert traced.spans().names() == ["5", "GET /numbered"]
 
 
 def test_a_server_span_with_a_child_per_stage(traced: Traced) -> None:

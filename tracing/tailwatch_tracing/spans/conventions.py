@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -63,28 +64,29 @@ def request_attributes(scope: Scope, omitted: Iterable[str] = ()) -> Attributes:
             attributes["user_agent.original"] = value[:LONGEST_VALUE].decode("latin-1")
         elif name == b"host":
             host = value
-    _add_server(attributes, host, scope, scheme)
+    if host is not None:
+        address, port = _address_of(host[:LONGEST_VALUE], scheme)
+    else:
+        address, port = scope.get("server") or (None, None)
+    if address:
+        attributes["server.address"] = address
+        if port is not None:
+            attributes["server.port"] = port
     for name in omitted:
         attributes.pop(name, None)
     return attributes
 
 
-def _add_server(attributes: Attributes, host: bytes | None, scope: Scope, scheme: str) -> None:
-    address: str | None
-    if host is None:
-        address, port = scope.get("server") or (None, None)
-    else:
-        try:
-            parts = urlsplit("//" + host[:LONGEST_VALUE].decode("latin-1"))
-            address, port = parts.hostname, parts.port or _PORTS.get(scheme)
-        except ValueError:  # not a host that anybody has
-            return
-    if address:
-        attributes["server.address"] = address
-        if port is not None:
-            attributes["server.port"] = port
+@lru_cache(256)  # a service has few names, and a client that makes up others gets no more
+def _address_of(host: bytes, scheme: str) -> tuple[str | None, int | None]:
+    try:
+        parts = urlsplit("//" + host.decode("latin-1"))
+        return parts.hostname, parts.port or _PORTS.get(scheme)
+    except ValueError:  # not a host that anybody has
+        return None, None
 
 
+@lru_cache(4096)  # as many as there may be routes, twice
 def span_name(method: str, template: str) -> str:
     """Return `GET /items/{id}`: the method alone without a route, HTTP for an unknown method."""
     known = method if method in METHODS else "HTTP"

@@ -239,11 +239,23 @@ _SUPPRESS_INSTRUMENTATION: str = getattr(
 )
 
 
+class _OneResource(Resource):
+    """A resource that is hashed once; the SDK's writes itself as JSON for every span's hash."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        """Return the hash of the resource."""
+        return self._hash
+
+
 class SpanMaker:
     """Makes the spans of kept traces, as OpenTelemetry's exporters take them."""
 
     def __init__(self, service_name: str) -> None:
-        self._resource = Resource.create({"service.name": service_name})
+        self._resource = _OneResource(Resource.create({"service.name": service_name}))
         self._scope = InstrumentationScope("tailwatch_tracing", VERSION, SCHEMA_URL)
         self._random = random.Random()  # not the global one, which a service may seed
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tailwatch_tracing.cells import FIRST_EDGE_NS
 from tailwatch_tracing.exposition import Exemplar
+from tailwatch_tracing.families import EDGES_NS
 from tailwatch_tracing.shares import INFERENCE
-from tailwatch_tracing.spans.kept import calls_of
+from tailwatch_tracing.spans.kept import STAGE_SPANS, calls_of
 
 if TYPE_CHECKING:
     from tailwatch_tracing.cells import HistogramCell
@@ -22,7 +25,7 @@ MOST_HISTOGRAMS = 64
 class Observations:
     """What a request observes: forgotten, or pointed to, when it is known whether it is kept.
 
-    Of several observations in one histogram the largest is pointed to.
+    Of those that are noted, the largest in each histogram is pointed to.
     """
 
     _largest: dict[HistogramCell, int] | None = None
@@ -56,35 +59,26 @@ class Observations:
         """Let the histograms that have counted the request point to its trace; ids are in hex."""
         self._ids = ids = (trace_id, span_id, (end_ns + offset_ns) / 1e9)
         if outcome != "rejected":  # which is in no duration and in no stage
-            duration_ns = end_ns - request.start_ns
-            _point(route.duration, duration_ns, ids)
             service = request.service
-            for name, wall_ns in _longest(log, end_ns).items():
-                cells = service.stages.cells.get(name)
+            _point_latency(route.duration, end_ns - request.start_ns, ids)
+            stages = service.stages.cells
+            for interval in log[:STAGE_SPANS]:
+                cells = stages.get(interval.name)
                 if cells is not None:
-                    _point(cells.wall, wall_ns, ids)
+                    stop_ns = interval.end_ns if 0 < interval.end_ns < end_ns else end_ns
+                    _point_latency(cells.wall, stop_ns - interval.start_ns, ids)
             if request.folded is None:
                 implicit = (service.ingress, service.unattributed, service.postprocess)
                 times = _outside_stages(log, request.start_ns, end_ns)
                 for cells, wall_ns in zip(implicit, times, strict=True):
                     if wall_ns > 0:
-                        _point(cells.wall, wall_ns, ids)
+                        _point_latency(cells.wall, wall_ns, ids)
         for call in calls_of(request):
             cell = request.service.downstream.get(call.target)
-            self.observed(cell, call.end_ns - call.start_ns)
+            _point_latency(cell, call.end_ns - call.start_ns, ids)
         if self._largest is not None:
             for cell, value in self._largest.items():
                 _point(cell, value, ids)
-
-
-def _longest(log: Sequence[stage], end_ns: int) -> dict[str, int]:
-    longest: dict[str, int] = {}
-    for interval in log:
-        stop_ns = interval.end_ns if 0 < interval.end_ns < end_ns else end_ns
-        wall_ns = stop_ns - interval.start_ns
-        if wall_ns > longest.get(interval.name, -1):
-            longest[interval.name] = wall_ns
-    return longest
 
 
 def _outside_stages(log: Sequence[stage], start_ns: int, end_ns: int) -> tuple[int, int, int]:
@@ -115,3 +109,16 @@ def _outside_stages(log: Sequence[stage], start_ns: int, end_ns: int) -> tuple[i
 def _point(cell: HistogramCell, value: int, ids: tuple[str, str, float]) -> None:
     trace_id, span_id, at = ids
     cell.keep_exemplar(value, Exemplar(trace_id, span_id, value / cell.unit, at))
+
+
+def _point_latency(cell: HistogramCell, wall_ns: int, ids: tuple[str, str, float]) -> None:
+    """Do the same to a histogram of the latency grid, at half the cost: a request has many."""
+    exemplars = cell.exemplars
+    if exemplars is None:
+        exemplars = cell.exemplars = {}
+    bucket = bisect_left(EDGES_NS, wall_ns) if wall_ns > FIRST_EDGE_NS else 0
+    trace_id, span_id, at = ids
+    exemplars[bucket] = _new(Exemplar, (trace_id, span_id, wall_ns / 1e9, at))
+
+
+_new = tuple.__new__  # what a NamedTuple's own constructor ends in
