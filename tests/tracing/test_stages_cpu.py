@@ -540,6 +540,21 @@ def test_outside_a_loop_a_block_a_decorator_and_an_exit_stack() -> None:
     assert used() == about(block=0.01, decorated=0.01, wrapped=0.01, stack=0.01)
 
 
+def test_outside_a_loop_a_class_of_ones_own_counts_nothing() -> None:
+    """Its functions are over when the work is done: another job may have run between them."""
+
+    class Timed:
+        def __enter__(self) -> None:
+            self.interval = stage("outer").__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self.interval.__exit__(None, None, None)
+
+    with Timed(), stage("inner"):
+        burn(0.01)
+    assert used() == about(inner=0.01)
+
+
 def test_a_loop_run_within_a_block_is_taken_from_it() -> None:
     async def work() -> None:
         with stage("inner"):
