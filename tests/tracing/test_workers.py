@@ -624,7 +624,7 @@ def test_a_file_that_vanishes_is_made_again_with_what_it_had(
     shutil.rmtree(directory)
     for process in processes:
         process.tell("")
-        assert process.said() == {"x": 5, "y": 1}  # its own, until the next look
+        assert process.said()["x"] >= 5  # its own at least, before the next look
     wait_for(lambda: len(list(directory.glob("*.levels"))) == 2)
     for process in processes:
         process.tell("")

@@ -21,8 +21,8 @@ from tailwatch_tracing.exposition import (
     negotiate,
     render_pieces,
 )
-from tailwatch_tracing.metrics_server import MetricsServer, PageServer
 from tailwatch_tracing.instruments import bind_idle
+from tailwatch_tracing.metrics_server import MetricsServer, PageServer
 from tailwatch_tracing.page import Snapshot, families, no_pause
 from tailwatch_tracing.request import Message, Receive, Send
 from tailwatch_tracing.routes import Scope
@@ -84,7 +84,7 @@ _registry = ClientRegistry(
     lambda: registry_of_workers(REGISTRY, workers.numbered()),
     lambda: default_service().note_error("registry"),
 )
-_scrapes = Scrapes(_page)
+_scrapes = Scrapes(_page, may_keep=lambda: not workers.are_shared)
 
 
 def _begin_child() -> None:

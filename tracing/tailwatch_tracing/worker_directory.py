@@ -13,13 +13,14 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from tailwatch_tracing.cells import OVERFLOW
+from tailwatch_tracing.page import no_pause
 from tailwatch_tracing.worker_file import (
     NO_NUMBER,
     NOT_SERVING,
@@ -140,8 +141,8 @@ class WorkerDirectory:
         """Return the file that whoever serves on the port holds locked."""
         return self.path / f"{_PORT_PREFIX}{quote(address, safe='')}-{port}"
 
-    def read(self, own: WorkerFile | None) -> Reading:
-        """Read everything but the counts of `own`.
+    def read(self, own: WorkerFile | None, pause: Callable[[], None] = no_pause) -> Reading:
+        """Read everything but the counts of `own`, with pauses on the way.
 
         The dead's counts are in their file or in the archive. Between the two only a new archive
         stands: with it the reading is done anew, so that no count is missed or taken twice.
@@ -149,7 +150,7 @@ class WorkerDirectory:
         tries = 0
         while True:
             with self._reading:
-                reading = self._read_once(own)
+                reading = self._read_once(own, pause)
             tries += 1
             if tries == _TRIES or self._archive_token()[0] == reading.archive_token:
                 return reading
@@ -223,7 +224,7 @@ class WorkerDirectory:
                 "expected that only its owner can write, as 700"
             )
 
-    def _read_once(self, own: WorkerFile | None) -> Reading:
+    def _read_once(self, own: WorkerFile | None, pause: Callable[[], None]) -> Reading:
         if len(self._names.keys) > _KNOWN_NAMES:
             self._forget()
         token, wrong = self._archive_token()
@@ -234,7 +235,7 @@ class WorkerDirectory:
         reading = Reading(self._names, archive.token if archive else None)
         reading.skipped += archive.wrong if archive else wrong
         if archive is not None:
-            reading.sums.add(archive.cells, archive.words)
+            reading.sums.add(archive.cells, archive.words, pause)
         absorbed = archive.cells.absorbed if archive else ()
         names = self._listing()
         self._known = {name: self._known[name] for name in names if name in self._known}
@@ -244,20 +245,21 @@ class WorkerDirectory:
                     path = self.path / name
                     reading.skipped.append(Unreadable(path, "foreign", "not a worker's file"))
                 continue
+            pause()
             try:
                 cells = self._cells(name)
                 token = cells.identity.token
                 if own is not None and token == own.identity.token:
                     _add_worker(reading.workers, cells, own.number)
                 elif token not in absorbed:
-                    self._add(reading, cells)
+                    self._add(reading, cells, pause)
             except Unreadable as error:
                 reading.skipped.append(error)
             except FileNotFoundError:  # compacted just now: there is another archive
                 continue
         return reading
 
-    def _add(self, reading: Reading, cells: Cells) -> None:
+    def _add(self, reading: Reading, cells: Cells, pause: Callable[[], None]) -> None:
         state = self._state(cells)
         if state is _State.ELSEWHERE:
             reason = "its process lives in another pid namespace"
@@ -265,7 +267,7 @@ class WorkerDirectory:
         if state is not _State.ALIVE:
             reading.has_dead = True
         if state is not _State.OF_AN_EARLIER_BOOT:
-            reading.sums.add(cells, cells.refresh())
+            reading.sums.add(cells, cells.refresh(), pause)
             if state is _State.ALIVE:
                 _add_worker(reading.workers, cells, cells.number())
             if cells.is_torn:

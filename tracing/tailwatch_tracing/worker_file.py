@@ -18,13 +18,14 @@ import secrets
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
 from tailwatch_tracing.cells import Labels
+from tailwatch_tracing.page import no_pause
 
 FORMAT = 1
 
@@ -205,8 +206,10 @@ class Sums:
         self._counts: list[list[int] | None] = []
         self._single: dict[int, int] = {}  # of cells with one integer
 
-    def add(self, cells: Cells, words: memoryview[int]) -> None:
-        """Add what a file has now."""
+    def add(
+        self, cells: Cells, words: memoryview[int], pause: Callable[[], None] = no_pause
+    ) -> None:
+        """Add what a file has now, with pauses between its cells."""
         single = self._single
         for number, position in cells.singles:
             if number in single:
@@ -216,6 +219,7 @@ class Sums:
         counts = self._counts
         counts += [None] * (len(self.names.keys) - len(counts))
         for number, start, stop in cells.spans:
+            pause()
             part = words[start:stop].tolist()
             known = counts[number]
             counts[number] = part if known is None else list(map(add, known, part))

@@ -130,16 +130,18 @@ class Workers:
             return
         own = self._file
         try:
-            reading = directory.read(own)
+            reading = directory.read(own, snapshot.pause)
         except OSError as error:
             self.note_unwritable(error)
             return
         for key, counts in reading.sums.items():
+            snapshot.pause()
             if is_published(key.metric, key.values, len(counts)):
                 if key.owner != PROCESS:
                     snapshot.add_service(key.owner)
                 snapshot.add_counts(key.metric, Series(key.owner, key.values), counts)
         for worker in reading.workers:
+            snapshot.pause()
             if own is None or worker.token != own.identity.token:
                 try:
                     read_into(snapshot, worker.levels, time.monotonic_ns())
