@@ -7,7 +7,7 @@ BIN := .venv/bin
 FAULT ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test lint format bench rules dashboards viewer mock lock wheel clean
+.PHONY: help setup demo test lint format bench rules dashboards docs viewer mock lock wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ rules: .venv/.installed ## render alert_rules/ from its templates and thresholds
 
 dashboards: .venv/.installed ## render dashboards/*.json
 	@$(BIN)/python -m dashboards.build
+
+docs: .venv/.installed ## write the reference's tables from the code
+	@$(BIN)/python -m docs.build
 
 viewer: stack/tailwatch_stack/viewer/dist/index.html ## build the viewer's bundle
 

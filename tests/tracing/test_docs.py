@@ -1,7 +1,8 @@
-"""The pages say what the code does: every family, label and option, and examples that run."""
+"""The pages say what the code does: metrics, labels and options, and examples that run."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import http.server
 import inspect
@@ -13,9 +14,16 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tailwatch_tracing import StageTimingMiddleware, render_metrics, serve_metrics
-from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, EDGES_NS, ERRORS, OUTCOMES
-from tailwatch_tracing.middleware import PROBES
+import tailwatch_tracing
+from docs import build
+from tailwatch_tracing import render_metrics, serve_metrics
+from tailwatch_tracing.families import (
+    EDGES_NS,
+    METRICS,
+    OUTCOMES,
+    SPANS_DROPPED,
+    WORKER_FILES_SKIPPED,
+)
 from tests.tracing.asgi import page_values, request
 
 ROOT = Path(__file__).parents[2]
@@ -26,31 +34,86 @@ GOLDEN = (ROOT / "tests/golden/service.prom").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", HOW_TO, re.MULTILINE | re.DOTALL)
 
 
-def test_the_reference_has_every_family_with_its_type_and_labels() -> None:
+def test_the_reference_is_what_the_code_says() -> None:
+    """`make docs` writes it anew."""
+    assert build.filled(REFERENCE) == REFERENCE
+
+
+def test_a_metric_in_no_table_or_in_two_is_refused() -> None:
+    queues = "<!-- metrics: inference_queue_* inference_rejected_total -->\n"
+    assert queues in REFERENCE
+    with pytest.raises(ValueError, match="inference_queue_depth is in 0 tables"):
+        build.filled(REFERENCE.replace(queues, ""))
+    with pytest.raises(ValueError, match="inference_queue_depth is in 2 tables"):
+        build.filled(REFERENCE + "<!-- metrics: inference_queue_depth -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match=r"inference_queue_\?: expected the name of a metric"):
+        build.filled(REFERENCE.replace("inference_queue_*", "inference_queue_?"))
+
+
+WATCH = '''
+LIMIT = 7
+
+def watch(app, name, *, limit=LIMIT):
+    """Watch.
+
+    Args:
+        app: Any.
+        name: Its
+            name.
+        limit: How many.
+
+    Raises:
+        ValueError: never.
+    """
+'''
+
+
+def test_options_are_those_of_the_signature_and_each_has_a_meaning(tmp_path: Path) -> None:
+    for folder, source in (("good", WATCH), ("bad", WATCH.replace("limit: How many.", ""))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "module.py").write_text(source)
+    rows = build.options_table("watch", tmp_path / "good").splitlines()[2:]
+    assert rows == ["| `name` | required | Its name. |", "| `limit` | `7` | How many. |"]
+    with pytest.raises(ValueError, match=r"watch: its docstring has \['app', 'name'\], it takes"):
+        build.options_table("watch", tmp_path / "bad")
+    with pytest.raises(ValueError, match="options: gone: expected a name"):
+        build.options_table("gone", tmp_path / "good")
+
+
+def test_the_golden_page_has_every_declared_metric_as_it_is_declared() -> None:
     published = {}
     for family in text_string_to_metric_families(GOLDEN):
         names = {label for sample in family.samples for label in sample.labels} - {"service", "le"}
         suffix = "_total" if family.type == "counter" else ""
         published[family.name + suffix] = (family.type, names)
-    rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([\w, ]*)\|", REFERENCE, re.M)
-    documented = {
-        name: (kind, {label.strip() for label in labels.split(",") if label.strip()})
-        for name, kind, labels in rows
+    assert published == {
+        metric.name: (metric.kind, set(metric.labels)) for metric in METRICS.values()
     }
-    assert documented == published
 
 
-def test_the_reference_has_every_outcome_place_and_option() -> None:
+def test_the_reference_has_every_value_of_a_closed_label() -> None:
+    for metric in METRICS.values():
+        (row,) = re.findall(rf"^\| `{metric.name}` \| .*", REFERENCE, re.MULTILINE)
+        assert [value for value in metric.row if f"`{value}`" not in row] == []
     for outcome in OUTCOMES.row:
         assert f"| `{outcome}` |" in REFERENCE
-    for where in ERRORS.row:
-        assert f"`{where}`" in REFERENCE
-    options = list(inspect.signature(StageTimingMiddleware).parameters)[1:]
-    assert re.findall(r"^\| `(\w+)` \| ", REFERENCE.partition("## Options")[2], re.M) == options
-    for path in PROBES:
-        assert f"`{path}`" in REFERENCE
-    assert f"| {DEFAULT_SERIES_LIMIT} |" in REFERENCE
+    for metric in (SPANS_DROPPED, WORKER_FILES_SKIPPED):
+        for reason in metric.row:
+            assert f"| `{reason}` |" in REFERENCE
     assert f"{len(EDGES_NS)} edges" in REFERENCE
+
+
+def test_the_reference_has_every_environment_variable() -> None:
+    """What looks like one in the code, be it read by us or by a library that we start."""
+    variable = re.compile(r"(?:TAILWATCH|OTEL|CUDA|PROMETHEUS)_[A-Z_]*[A-Z]")
+    used: set[str] = set()
+    for module in Path(tailwatch_tracing.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used |= {node.value} if variable.fullmatch(node.value) else set()
+    assert "TAILWATCH_WORKERS_DIR" in used
+    environment = REFERENCE.partition("## Environment")[2]
+    assert {name for name in used if f"`{name}`" not in environment} == set()
 
 
 def test_the_series_budget_is_what_the_page_has() -> None:

@@ -100,14 +100,17 @@ class Metric(NamedTuple):
 REQUESTS = Metric(
     "inference_requests_total",
     "counter",
-    "Finished requests by route template, method, status sent and outcome.",
+    "Finished requests. route is the template, __unmatched__ without one and __other__ beyond "
+    "the series limit; an unknown method is _OTHER. status is the code sent: 499 if nothing "
+    "reached a client that had left or whose task was cancelled, 500 for an exception before "
+    "the response.",
     ("route", "method", "status", "outcome"),
 )
 OUTCOMES = Metric(
     "inference_outcomes_total",
     "counter",
-    "Finished requests by outcome; errors for an objective are error, error_midstream, timeout "
-    "and rejected.",
+    "Finished requests by outcome only, each there from the start. Errors for an objective are "
+    "error, error_midstream, timeout and rejected.",
     ("outcome",),
     row=(
         "ok",
@@ -124,42 +127,49 @@ OUTCOMES = Metric(
 REQUEST_DURATION = Metric(
     "inference_request_duration_seconds",
     "histogram",
-    "Time from the request to its last body message, of admitted requests.",
+    "From a request's arrival to its last body message, without background tasks; admitted "
+    "requests only.",
     ("route",),
     grid=LATENCY,
 )
 RESPONSE_START = Metric(
     "inference_time_to_response_start_seconds",
     "histogram",
-    "Time from the request to the start of its response, where that comes in several messages.",
+    "From a request's arrival to the start of its response, of responses in several messages: "
+    "streams, server-sent events, large files. One that comes in one message starts when it "
+    "ends.",
     ("route",),
     grid=LATENCY,
 )
 FIRST_CHUNK = Metric(
     "inference_time_to_first_chunk_seconds",
     "histogram",
-    "Time from the request to the first chunk of its body that is not empty, of such responses.",
+    "From a request's arrival to the first body message that is not empty, of the same "
+    "responses: the time to the first token of a model that streams.",
     ("route",),
     grid=LATENCY,
 )
 CHUNK_GAP = Metric(
     "inference_chunk_gap_seconds",
     "histogram",
-    "Time between one chunk of such a body and the next, empty ones left out.",
+    "Between one such message and the next, observed as they are sent: the time per token, and "
+    "where a stream stalls.",
     ("route",),
     grid=LATENCY,
 )
 BACKGROUND = Metric(
     "inference_background_seconds",
     "histogram",
-    "Time for which the application went on after the last body message, if more than 1 ms.",
+    "For how long the application went on after the last body message, if more than 1 ms: "
+    "background tasks, and what middlewares do afterwards.",
     ("route",),
     grid=LATENCY,
 )
 UPSTREAM_WAIT = Metric(
     "inference_upstream_wait_seconds",
     "histogram",
-    "Time from a trusted proxy's X-Request-Start to the request's arrival here.",
+    "From a trusted proxy's X-Request-Start to the arrival here: the proxy's queue, the listen "
+    "backlog, and a blocked event loop.",
     grid=LATENCY,
 )
 IN_FLIGHT = Metric(
@@ -168,7 +178,7 @@ IN_FLIGHT = Metric(
 OLDEST_IN_FLIGHT = Metric(
     "inference_oldest_in_flight_seconds",
     "gauge",
-    "Age of the oldest request in flight, 0 without one.",
+    "Age of the oldest request in flight, 0 without one: a hang never finishes.",
     across_workers="max",
 )
 
@@ -180,28 +190,31 @@ WEBSOCKET_CONNECTIONS = Metric(
 WEBSOCKET_DURATION = Metric(
     "inference_websocket_duration_seconds",
     "histogram",
-    "Time from the arrival of a websocket that was accepted to its close.",
+    "From the arrival of a websocket that was accepted to its close.",
     grid=LIFETIME,
 )
 WEBSOCKET_CLOSES = Metric(
     "inference_websocket_closes_total",
     "counter",
-    "Websockets closed, by close code, or by HTTP status where the handshake was refused.",
+    "Websockets closed, by the close code of whichever side closed first: 1005 is none given, "
+    "1006 a broken connection or an application that just ended, 1011 one that failed. Three "
+    "digits are the HTTP status with which the handshake was refused.",
     ("code",),
 )
 
 STAGE_DURATION = Metric(
     "inference_stage_duration_seconds",
     "histogram",
-    "Wall time of each interval of a stage.",
+    "Wall time of each interval of a stage. An implicit stage (ingress, postprocess, "
+    "unattributed) has one interval per request, the sum of its pieces.",
     ("stage",),
     grid=LATENCY,
 )
 STAGE_SECONDS = Metric(
     "inference_stage_seconds_total",
     "counter",
-    "Exclusive time per stage: stages add up to request time. slow is true for requests over the "
-    "objective.",
+    "Exclusive time: every instant of a request is in exactly one stage, so stages add up to "
+    "request time. slow is true for requests over the objective.",
     ("stage", "slow"),
     row=("false", "true"),
     unit=NANOSECONDS,
@@ -209,7 +222,8 @@ STAGE_SECONDS = Metric(
 STAGE_CPU = Metric(
     "inference_stage_cpu_seconds_total",
     "counter",
-    "Exclusive CPU time per stage, of intervals in which no other work can have run in the thread.",
+    "Exclusive CPU time of explicit stages, of those intervals in which it is certain that "
+    "nothing else ran in their thread; absent while there is none.",
     ("stage",),
     unit=NANOSECONDS,
 )
@@ -217,7 +231,8 @@ STAGE_CPU = Metric(
 DOWNSTREAM = Metric(
     "inference_downstream_seconds",
     "histogram",
-    "Time of calls to a database, a retrieval service, another model.",
+    "Time of each call to a database, a retrieval service, another model, observed when it "
+    "ends; failed ones, too.",
     ("target",),
     grid=LATENCY,
 )
@@ -226,14 +241,14 @@ QUEUE_DEPTH = Metric("inference_queue_depth", "gauge", "Requests waiting in a qu
 QUEUE_WAIT = Metric(
     "inference_queue_wait_seconds",
     "histogram",
-    "Time that requests waited in a queue.",
+    "How long those waited in a queue that have left it.",
     ("queue",),
     grid=LATENCY,
 )
 REJECTED = Metric(
     "inference_rejected_total",
     "counter",
-    "Requests that a queue refused.",
+    "Requests that a queue refused; the reason full is there from the start.",
     ("queue", "reason"),
 )
 
@@ -247,28 +262,28 @@ BATCH_SIZE = Metric(
 BATCH_WAIT = Metric(
     "inference_batch_wait_seconds",
     "histogram",
-    "Time that members waited until their batch was run, or until they gave up.",
+    "How long each member waited until its batch was run, or until it left.",
     ("batcher",),
     grid=LATENCY,
 )
 BATCH_PADDING = Metric(
     "inference_batch_padding_ratio",
     "histogram",
-    "Share of a batch that is padding.",
+    "What share of each batch is padding, where it is told.",
     ("batcher",),
     grid=RATIO,
 )
 BATCH_MAX_SIZE = Metric(
     "inference_batch_max_size",
     "gauge",
-    "Configured most members of a batch.",
+    "Most members of a batch, as configured.",
     ("batcher",),
     across_workers="max",
 )
 BATCH_WINDOW = Metric(
     "inference_batch_window_seconds",
     "gauge",
-    "Configured longest time that a member waits for others.",
+    "Longest time that a member waits for others, as configured.",
     ("batcher",),
     across_workers="max",
 )
@@ -276,14 +291,14 @@ BATCH_WINDOW = Metric(
 CACHE_REQUESTS = Metric(
     "inference_cache_requests_total",
     "counter",
-    "Lookups in a cache of results: answered by the same request, by a similar one, or not.",
+    "Lookups in a cache of results: answered by the very same request, by a similar one, or not.",
     ("cache", "result"),
     row=("exact", "semantic", "miss"),
 )
 CACHE_SIMILARITY = Metric(
     "inference_cache_similarity_ratio",
     "histogram",
-    "Similarity of the cached request whose result was used, of semantic hits.",
+    "Similarity of the cached request whose result was used, of each semantic hit.",
     ("cache",),
     grid=RATIO,
 )
@@ -296,14 +311,15 @@ CASCADE_REQUESTS = Metric(
 TOKENS = Metric(
     "inference_tokens_total",
     "counter",
-    "Tokens of prompts and of output.",
+    "Tokens of prompts and of output, both there from the first tokens on.",
     ("kind",),
     row=("prompt", "output"),
 )
 TIME_PER_OUTPUT_TOKEN = Metric(
     "inference_time_per_output_token_seconds",
     "histogram",
-    "Time from a request's first output token to its last, per token after the first.",
+    "One value a request: from its first output token to its last, over the tokens after the "
+    "first. In a stream these are the first and the last chunk that is not empty.",
     ("route",),
     grid=LATENCY,
 )
@@ -311,14 +327,15 @@ TIME_PER_OUTPUT_TOKEN = Metric(
 MODEL_INFO = Metric(
     "inference_model_info",
     "gauge",
-    "Models that are loaded.",
+    "1 for each model and version that is loaded; in a hot swap both versions are.",
     ("model", "version"),
     across_workers="max",
 )
 MODEL_LOAD = Metric(
     "inference_model_load_seconds",
     "gauge",
-    "Time that loading such a model took, the longest of several.",
+    "How long loading such a model took, the longest of several; absent where that was not "
+    "measured.",
     ("model", "version"),
     across_workers="max",
 )
@@ -338,7 +355,7 @@ CLIENT_TIMEOUT = Metric(
 GPU_INFO = Metric(
     "inference_gpu_info",
     "gauge",
-    "GPUs that this service computes on.",
+    "1 for each GPU that the service computes on.",
     ("uuid",),
     across_workers="max",
 )
@@ -346,13 +363,14 @@ GPU_INFO = Metric(
 EVENT_LOOP_LOST = Metric(
     "python_event_loop_lost_seconds_total",
     "counter",
-    "Time by which the event loop ran timers late, beyond 5 ms each.",
+    "Time by which the event loop ran timers late, beyond 5 ms each; watched from the first "
+    "request on.",
     unit=NANOSECONDS,
 )
 EVENT_LOOP_LAG_MAX = Metric(
     "python_event_loop_lag_max_seconds",
     "gauge",
-    "Longest such delay of the last 60 s.",
+    "Longest such delay of the last 60 s; a scrape does not reset it.",
     across_workers="max",
 )
 GIL_WAIT = Metric(
@@ -401,14 +419,16 @@ THREADPOOL_WAITING = Metric(
 THREADPOOL_WAIT = Metric(
     "python_threadpool_wait_seconds_total",
     "counter",
-    "Time that calls waited for a thread.",
+    "Time that calls waited for a thread: it grows by those that wait, each second by one, and "
+    "by the last wait of those that were cancelled.",
     ("pool",),
     unit=NANOSECONDS,
 )
 WORKERS = Metric(
     "python_workers",
     "gauge",
-    "Workers of this service: configured as the server was told, alive as they serve now.",
+    "Workers of this service. configured: what gunicorn, uvicorn or hypercorn was told, where "
+    "that can be seen. alive: workers that serve now, with a workers directory.",
     ("state",),
     across_workers="max",
 )
@@ -416,18 +436,19 @@ WORKERS = Metric(
 CGROUP_CPU_LIMIT = Metric(
     "cgroup_cpu_limit_cores",
     "gauge",
-    "CPU quota of this process's control group, or of the tightest above it.",
+    "CPU quota of this process's control group, or of the tightest one above it that is visible"
+    " here.",
     across_workers="max",
 )
 CGROUP_CPU_USAGE = Metric(
     "cgroup_cpu_usage_seconds_total",
     "counter",
-    "CPU time of that group.",
+    "CPU time of that group, other processes in it included.",
 )
 CGROUP_CPU_THROTTLED = Metric(
     "cgroup_cpu_throttled_seconds_total",
     "counter",
-    "Time that the group's threads stood still for its quota.",
+    "Time that the group's threads stood still because its quota was used up.",
 )
 CGROUP_CPU_PERIODS = Metric(
     "cgroup_cpu_periods_total",
@@ -443,13 +464,17 @@ CGROUP_CPU_THROTTLED_PERIODS = Metric(
 CUDA_MEMORY = Metric(
     "torch_cuda_memory_bytes",
     "gauge",
-    "Device memory of PyTorch's allocator in this process; limit is its quota, where one is set.",
+    "Device memory of PyTorch's allocator in this process. allocated: held by tensors. "
+    "reserved: taken from the driver. active: allocated, or freed but still used by a stream. "
+    "inactive_split: free pieces of blocks in use, which cannot be given back. limit: the "
+    "quota, where one is set.",
     ("uuid", "kind"),
 )
 CUDA_LARGEST_FREE_BLOCK = Metric(
     "torch_cuda_largest_free_block_bytes",
     "gauge",
-    "Largest block that the allocator has reserved and not given out.",
+    "Largest block that the allocator has reserved and not given out, those of captured CUDA "
+    "graphs left out.",
     ("uuid",),
     across_workers="max",
 )
@@ -469,7 +494,7 @@ CUDA_OOMS = Metric(
 BUILD_INFO = Metric(
     "tailwatch_build_info",
     "gauge",
-    "Version of tailwatch in this process.",
+    "1, by the version of tailwatch in this process.",
     ("version",),
     across_workers="max",
 )
@@ -489,7 +514,7 @@ SERIES_OVERFLOW = Metric(
 SPANS_DROPPED = Metric(
     "tailwatch_spans_dropped_total",
     "counter",
-    "Spans that were not delivered.",
+    "Spans that were not delivered, where spans are on.",
     ("reason",),
     row=("export_failed", "queue_full", "stage_limit", "keep_limit"),
 )

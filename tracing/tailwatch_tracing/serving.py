@@ -43,6 +43,9 @@ def render_metrics(accept: str | None = None) -> tuple[bytes, str]:
     The page has every service of this process, and the families of prometheus_client's default
     registry: process_*, python_info, and the service's own. It is made here and now; in a thread
     without an event loop with short rests, so that other threads are not held up.
+
+    Args:
+        accept: The header of the request; without one the page is Prometheus' text format.
     """
     openmetrics, content_type = negotiate(accept)
     pause = no_pause if event_loop.is_asyncio() else Turns().pause
