@@ -259,6 +259,21 @@ def test_an_application_without_a_router_is_unmatched() -> None:
     assert nonzero("inference_requests_total", ["route"]) == {("__unmatched__",): 1}
 
 
+def test_routes_of_another_framework_are_unmatched_and_no_error() -> None:
+    """As Litestar's, which is in the scope as `app` and has `routes`, too."""
+
+    class Framework:
+        routes = (object(),)
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            scope["app"] = self
+            await PlainTextResponse("ok")(scope, receive, send)
+
+    asyncio.run(request(StageTimingMiddleware(Framework(), service="s"), "/a/b"))
+    assert nonzero("inference_requests_total", ["route"]) == {("__unmatched__",): 1}
+    assert nonzero("tailwatch_errors_total", ["where"]) == {}
+
+
 def test_scans_make_one_series() -> None:
     """stephenhillier/starlette_exporter#14, #78, sgl-project/sglang#31193."""
 

@@ -28,12 +28,14 @@ class RouteTable:
     """Scope of a finished request -> cells of its route template, through a bounded cache.
 
     `by_route` has those of a route that is not below a mount, by its id; FastAPI's by two ids.
+    `app` is the wrapped application, for scopes that name none.
     """
 
-    __slots__ = ("_by_place", "_kept", "by_route", "service", "unmatched")
+    __slots__ = ("_app", "_by_place", "_kept", "by_route", "service", "unmatched")
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, app: object) -> None:
         self.service = service
+        self._app = app
         self.unmatched = service.route_cells(UNMATCHED)
         self.by_route: dict[Any, RouteCells] = {}
         self._by_place: dict[Any, RouteCells] = {}
@@ -48,7 +50,7 @@ class RouteTable:
             key = (key, id(_included(scope)))
         cells = self.by_route.get(key)
         if cells is None:
-            cells = self.service.route_cells(find_template(scope))
+            cells = self.service.route_cells(find_template(scope, self._app))
             self._keep(self.by_route, key, cells, (scope["route"], _included(scope)))
         return cells
 
@@ -64,7 +66,7 @@ class RouteTable:
         key = (id(route), id(endpoint), id(included), where, method)
         cells = self._by_place.get(key)
         if cells is None:
-            cells = self.service.route_cells(find_template(scope))
+            cells = self.service.route_cells(find_template(scope, self._app))
             if len(where) + len(method) <= _LONGEST_KEPT:
                 self._keep(self._by_place, key, cells, (route, endpoint, included))
         return cells
@@ -80,12 +82,14 @@ class RouteTable:
         self._kept.append(alive)
 
 
-def find_template(scope: Scope) -> str:
+def find_template(scope: Scope, app: object) -> str:
     """Return the template of a handled request by matching through the routes.
 
-    Falls back to the route that the scope names, and to `__unmatched__` without one.
+    They are those of the router or the application that the scope names. It names neither where a
+    middleware has handed a copy of it on: then they are those within `app`. Falls back to the route
+    that the scope names, and to `__unmatched__` without one.
     """
-    routes = getattr(scope.get("router") or scope.get("app"), "routes", None)
+    routes = _routes_inside(scope.get("router") or scope.get("app") or app)
     outermost = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
     for leftover in ("app_root_path", "path_params", "fastapi", "route", "endpoint"):
         outermost.pop(leftover, None)
@@ -99,6 +103,8 @@ def find_template(scope: Scope) -> str:
 def _match(routes: Iterable[Any], scope: dict[str, Any], handled: Scope, depth: int) -> str | None:
     partial: str | None = None
     for route in _flat(routes):
+        if not hasattr(route, "matches"):  # another framework's, as Litestar's
+            return None
         match, child = route.matches(scope)
         if match.name == "NONE":
             continue
