@@ -13,12 +13,14 @@ from importlib.metadata import version
 
 from tests.bench.harness import MINIMUM_SLOTS, Result, Verdict, table
 
-BENCHES = ("middleware", "routes", "stages", "memory", "merge", "gpu_scrape", "host_scrape")
+BENCHES = ("middleware", "routes", "stages", "spans", "memory", "merge", "gpu_scrape", "host_scrape")
 PEERS = (
     "starlette",
     "asgi-runway",
     "prometheus-fastapi-instrumentator",
     "prometheus-client",
+    "fastapi",
+    "opentelemetry-instrumentation-fastapi",
     "nvitop-exporter",
 )
 
