@@ -25,13 +25,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from demo import flags
-from demo.classifier import Classifier
+from demo.classifier import MODEL_NAME, Classifier
 from demo.device_model import SimulatedGpu
 from demo.faults import FAULTS, HEALTHY, Fault, FaultSwitch
 from demo.mock_file import MockFileWriter
 from demo.pipeline import Pipeline, QueueFull
 from demo.settings import ADDRESS, CLIENT_TIMEOUT_SECONDS, SERVICE, SERVICE_PORT, SLO_SECONDS
-from tailwatch_tracing import StageTimingMiddleware
+from tailwatch_tracing import StageTimingMiddleware, model_loading
 
 MAX_BODY_BYTES = 1 << 20
 MAX_GPUS = 8
@@ -51,7 +51,8 @@ def create_app(gpu_count: int, mock_file: Path | None, fault: Fault = HEALTHY) -
         mock_file: where their counters go for the mock NVML; needed with GPUs.
         fault: the fault that is on from the start.
     """
-    classifier = Classifier()
+    with model_loading("magika", version=MODEL_NAME, service=SERVICE):
+        classifier = Classifier()
     gpus = [SimulatedGpu(index, weights_bytes=classifier.model_bytes) for index in range(gpu_count)]
     switch = FaultSwitch()
 

@@ -155,6 +155,8 @@ def test_traffic_shows_in_every_family(service: DemoService) -> None:
         "inference_requests_total|/classify|POST|200|ok",
         "inference_request_duration_seconds_count|/classify",
         "inference_queue_wait_seconds_count|preprocess",
+        "inference_batch_size_sum|inference",
+        "inference_batch_wait_seconds_count|inference",
         *(
             f"inference_stage_duration_seconds_count|{stage}"
             for stage in ("ingress", "preprocess", "batch_wait", "inference")
@@ -165,6 +167,9 @@ def test_traffic_shows_in_every_family(service: DemoService) -> None:
     inference = "inference_stage_duration_seconds_sum|inference"
     assert 0.025 < grown(before, after, inference) / sent < 0.5
     assert after["inference_queue_depth|preprocess"] == 0
+    assert after["inference_batch_max_size|inference"] == 6
+    assert after["inference_batch_window_seconds|inference"] == 0.01
+    assert after["inference_model_info|magika|standard_v3_3"] == 1
     assert after["inference_slo_seconds"] == 0.5
     assert after["inference_client_timeout_seconds"] == 5
     assert after["inference_gpu_info|GPU-00000000-0000-0000-0000-000000000000"] == 1

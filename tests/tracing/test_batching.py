@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
@@ -330,16 +331,20 @@ def test_a_member_whose_request_has_ended_is_still_waiting(clock: Clock) -> None
     batcher = RequestBatcher("b")
     places = []
 
+    async def run_batch() -> None:
+        clock.advance(5)
+        with batcher.run(places), stage("inference"):
+            clock.advance(1)
+        with stage("cleanup"):
+            clock.advance(0.5)
+
     async def handler(incoming: Request) -> PlainTextResponse:
         places.append(batcher.join())
-        return PlainTextResponse()
+        return PlainTextResponse(background=BackgroundTask(run_batch))
 
     app = StageTimingMiddleware(Starlette(routes=[Route("/", handler)]), service="s")
     asyncio.run(request(app, "/"))
-    clock.advance(5)
-    with batcher.run(places), stage("inference"):
-        clock.advance(1)
-    assert exclusive() == {}
+    assert exclusive() == {"cleanup": 0.5}
     assert values("inference_batch_wait_seconds_sum") == {(): 5}
 
 
@@ -588,6 +593,17 @@ def test_members_outside_any_request_are_units_of_their_own(clock: Clock) -> Non
     assert exclusive()["batch_wait"] == pytest.approx(0.025)
 
 
+def test_a_batcher_knows_its_service_where_there_is_no_request(clock: Clock) -> None:
+    service_named("first")
+    batcher = RequestBatcher("b", service="second")
+    with batcher.run([batcher.join()]), stage("inference"):
+        clock.burn(0.030)
+    for name in ("inference_stage_seconds_total", "inference_stage_cpu_seconds_total"):
+        assert nonzero(name, ["service", "stage"]) == {
+            ("second", "inference"): pytest.approx(0.030)
+        }
+
+
 def test_a_member_within_a_stage_outside_any_request(clock: Clock) -> None:
     batcher = RequestBatcher("b", service="s")
     with stage("rpc"):
@@ -607,7 +623,7 @@ def test_a_member_within_a_stage_outside_any_request(clock: Clock) -> None:
 
 
 def test_a_member_in_a_websocket(clock: Clock) -> None:
-    batcher = RequestBatcher("b")
+    batcher = RequestBatcher("b", service="first")
 
     async def chat(websocket: WebSocket) -> None:
         await websocket.accept()
@@ -765,11 +781,18 @@ def test_a_wrapped_function_is_given_the_items(clock: Clock) -> None:
             await asyncio.sleep(0)
         return [text.upper() for text in texts]
 
+    class Model:
+        async def __call__(self, texts: Sequence[str]) -> list[str]:
+            with stage("inference"):
+                await asyncio.sleep(0)
+            return [text.upper() for text in texts]
+
+    assert asyncio.run(batcher.wrap(Model())([batcher.join("b")])) == ["B"]
     assert lengths([batcher.join("a"), batcher.join("bcd")]) == [1, 3]
     assert (lengths.__name__, lengths.__doc__) == ("lengths", "Lengths.")
     assert asyncio.run(upper([batcher.join("a")])) == ["A"]
-    assert sizes() == (2, 3)
-    assert walls()["inference"][0] == 3
+    assert sizes() == (3, 4)
+    assert walls()["inference"][0] == 4
 
 
 def test_what_is_no_place_is_refused() -> None:
@@ -807,6 +830,8 @@ def test_an_unused_batcher_shows_what_is_configured() -> None:
     assert values("inference_batch_size_count", "batcher") == {("b",): 0, ("plain",): 0}
     assert values("inference_batch_max_size", "batcher") == {("b",): 32}
     assert values("inference_batch_window_seconds", "batcher") == {("b",): 0.010}
+    with RequestBatcher("b").run([]):  # another object of the same name, without
+        pass
     batcher.window_seconds = 0.020  # one that adapts
     assert values("inference_batch_window_seconds", "batcher") == {("b",): 0.020}
 

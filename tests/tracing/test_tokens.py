@@ -138,6 +138,19 @@ def test_a_stream_with_times_of_its_own_has_no_other(clock: Clock) -> None:
     assert per_token() == {"/chat": (1, pytest.approx(0.1))}
 
 
+def test_tokens_that_come_in_one_chunk_tell_no_time(clock: Clock) -> None:
+    async def chat(incoming: Request) -> StreamingResponse:
+        async def body() -> AsyncIterator[str]:
+            count_tokens(output=5)
+            yield "all five of them"
+            clock.advance(1)
+
+        return StreamingResponse(body())
+
+    serve(chat)
+    assert per_token() == {}
+
+
 def test_told_outside_a_request_it_has_no_route() -> None:
     StageTimingMiddleware(Starlette(), service="s")
     count_tokens(output=11, output_seconds=1)

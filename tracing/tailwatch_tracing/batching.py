@@ -9,20 +9,20 @@ while the CPU time of a batch, which was used once, is counted once.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast, overload
 
 from tailwatch_tracing import clock, families
 from tailwatch_tracing.cells import Capped, HistogramCell
+from tailwatch_tracing.decorators import is_async
 from tailwatch_tracing.exemplars import note
 from tailwatch_tracing.families import RATIO_UNIT
 from tailwatch_tracing.instruments import Instrument
 from tailwatch_tracing.page import Level
 from tailwatch_tracing.service import Service
 from tailwatch_tracing.stages import stage
-from tailwatch_tracing.units import Unit, current_service, current_unit
+from tailwatch_tracing.units import NO_UNIT, Unit, current_service, current_unit
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -56,16 +56,24 @@ class Batchers:
         self.cells: Capped[BatcherCells] = service.store.capped(
             families.BATCH_SIZE, _BATCHER_LIMIT, lambda name: BatcherCells(service, name)
         )
-        self.configured: dict[str, RequestBatcher] = {}
+        self._configured: dict[str, RequestBatcher] = {}
         service.report(self._levels)
 
+    def add(self, batcher: RequestBatcher) -> None:
+        """Have its cells, and what it is configured to, if it is not beyond the cap."""
+        name = batcher.name
+        self.cells.get(name)
+        if name in self.cells.cells:
+            self._configured.setdefault(name, batcher)
+            if batcher.max_size is not None or batcher.window_seconds is not None:
+                self._configured[name] = batcher
+
     def _levels(self) -> Iterator[Level]:
-        for name, batcher in list(self.configured.items()):
-            if name in self.cells.cells:  # it has a series of its own
-                if batcher.window_seconds is not None:
-                    yield Level(families.BATCH_WINDOW, (name,), batcher.window_seconds)
-                if batcher.max_size is not None:
-                    yield Level(families.BATCH_MAX_SIZE, (name,), batcher.max_size)
+        for name, batcher in list(self._configured.items()):
+            if batcher.window_seconds is not None:
+                yield Level(families.BATCH_WINDOW, (name,), batcher.window_seconds)
+            if batcher.max_size is not None:
+                yield Level(families.BATCH_MAX_SIZE, (name,), batcher.max_size)
 
 
 class RequestBatcher(Instrument[BatcherCells]):
@@ -156,12 +164,13 @@ class RequestBatcher(Instrument[BatcherCells]):
         Args:
             function: Takes the items of a batch, sync or async.
         """
-        if inspect.iscoroutinefunction(function):
+        if is_async(function):
+            call = cast("Callable[[Sequence[Item]], Awaitable[Any]]", function)
 
             @functools.wraps(function)
             async def run_coroutine(places: Sequence[BatchPlace[Item]]) -> Any:
                 with self.run(places):
-                    return await function([place.item for place in places])
+                    return await call([place.item for place in places])
 
             return cast("Callable[[Sequence[BatchPlace[Item]]], Result]", run_coroutine)
 
@@ -191,7 +200,7 @@ class RequestBatcher(Instrument[BatcherCells]):
 
     def _table_in(self, service: Service) -> Capped[BatcherCells]:
         batchers = service.part(Batchers)
-        batchers.configured[self.name] = self
+        batchers.add(self)
         return batchers.cells
 
 
@@ -213,7 +222,8 @@ class BatchPlace(Generic[Item]):
         unit = current_unit.get()
         self._own_unit: Unit | None = None
         if not unit.is_open:  # outside any request: until the batch has run it is one of its own
-            self._own_unit = unit = Unit(current_service(), wait.start_ns)
+            service = cells.service if unit is NO_UNIT else unit.service
+            self._own_unit = unit = Unit(service, wait.start_ns)
             unit.is_open = True
         self._unit = unit
         self._waits = [wait]  # popped by who ends it: a batch, or the member in another thread

@@ -38,7 +38,7 @@ def timed(
         raise TypeError(
             f"{what} cannot decorate the generator function {name}: use `with {what}:` inside it"
         )
-    if _is(inspect.iscoroutinefunction, function):
+    if is_async(function):
 
         async def timed_call(*args: Any, **kwargs: Any) -> Any:
             with interval():
@@ -57,6 +57,11 @@ def timed(
             return function(*args, **kwargs)
 
     return cast("Function", timed_function)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether a call returns a coroutine."""
+    return _is(inspect.iscoroutinefunction, function)
 
 
 def _is(kind: Callable[[object], bool], function: Callable[..., Any]) -> bool:

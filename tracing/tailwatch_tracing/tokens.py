@@ -47,7 +47,7 @@ def count_tokens(*, prompt: int = 0, output: int = 0, output_seconds: float | No
             if output > 1:
                 nanoseconds = round(output_seconds * NANOSECONDS)
                 _observe(service, request, nanoseconds // (output - 1))
-        elif output and request is not None and request.is_open:
+        elif output and request is not None:
             if request.events & TOKENS_COUNTED:
                 request.output_tokens += output
             else:
