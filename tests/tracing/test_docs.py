@@ -11,27 +11,34 @@ import socketserver
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import tailwatch_tracing
 from docs import build
-from tailwatch_tracing import render_metrics, serve_metrics
+from tailwatch_tracing import render_metrics, serve_metrics, upstream
 from tailwatch_tracing.families import (
+    DEFAULT_SERIES_LIMIT,
     EDGES_NS,
     METRICS,
     OUTCOMES,
     SPANS_DROPPED,
     WORKER_FILES_SKIPPED,
 )
-from tests.tracing.asgi import page_values, request
+from tests.tracing.asgi import page_values, request, values
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs/reference/service-metrics.md").read_text()
 HOW_TO = (ROOT / "docs/how-to/instrument.md").read_text()
 GOLDEN = (ROOT / "tests/golden/service.prom").read_text()
 
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", HOW_TO, re.MULTILINE | re.DOTALL)
+SECTIONS = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", HOW_TO, re.MULTILINE | re.DOTALL)
+EXAMPLES = {
+    heading: example
+    for heading, section in SECTIONS
+    for example in re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+}
 
 
 def test_the_reference_is_what_the_code_says() -> None:
@@ -122,14 +129,30 @@ def test_the_series_budget_is_what_the_page_has() -> None:
     def count(pattern: str) -> int:
         return sum(1 for line in lines if re.search(pattern, line))
 
-    per_route = count(r'^inference_request_duration_seconds_.*route="/classify')
-    per_stage = count(r'^inference_stage_.*stage="preprocess"')
-    per_queue = count(r'queue="preprocess"')
-    per_batcher = count(r'batcher="encoder"')
-    assert (per_route, per_stage, per_queue, per_batcher) == (75, 78, 77, 137)
-    assert "75 series of latency" in HOW_TO
-    assert "A stage has 78 series" in HOW_TO
-    assert "a queue has 77, a batcher 137" in HOW_TO
+    route = r'route="/(classify|answer)'
+    assert count(rf"^inference_request_duration_seconds_.*{route}") == 2 * 75
+    assert "| route | 75, " in HOW_TO
+    assert count(rf"^inference_(time_to_|chunk_gap_).*{route}") == 225
+    assert count(rf"^inference_time_per_output_token_seconds_.*{route}") == 75
+    assert "| route that streams | 225 more, and 75 more" in HOW_TO
+    assert count(rf"^inference_background_seconds_.*{route}") == 75
+    assert "| route with background work | 75 more |" in HOW_TO
+    assert count(r'^inference_stage_.*stage="preprocess"') == 78
+    assert "| stage | 78; " in HOW_TO
+    assert count(r'queue="preprocess"') == 77
+    assert "| queue | 77 |" in HOW_TO
+    assert count(r'batcher="encoder"') == 137
+    assert "| batcher | 137 |" in HOW_TO
+    assert (count(r'cache="'), count("^inference_cache_requests_total")) == (40, 3)
+    assert "| cache | 40, without semantic hits 3 |" in HOW_TO
+    assert count(r'target="') == 75
+    assert "| target of `downstream` | 75 |" in HOW_TO
+    process = count("^(python|cgroup|torch|tailwatch)_")
+    assert 45 < process < 60
+    assert "some 50 for its process" in HOW_TO
+    assert round(10 * 80 + 5 * 78 + 77, -2) == 1300
+    assert "10 routes, 2 stages and one queue has about 1,300 series" in HOW_TO
+    assert f"`series_limit={DEFAULT_SERIES_LIMIT}`" in HOW_TO
 
 
 def run(example: str) -> dict[str, Any]:
@@ -139,28 +162,43 @@ def run(example: str) -> dict[str, Any]:
 
 
 def test_there_are_the_examples_that_are_tested_here() -> None:
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == len(re.findall("^```python", HOW_TO, re.MULTILINE)) == 10
 
 
 @pytest.mark.parametrize(
     ("example", "method", "path", "body", "route", "stages"),
     [
-        (0, "POST", "/embed/small", b'{"length":0}', "/embed/{model}", {"preprocess", "inference"}),
-        (1, "GET", "/answer/hi", b"HI", "/answer/{text}", {"inference"}),
-        (4, "GET", "/answer", b"done", "/answer", set()),
         (
-            5,
+            "FastAPI",
+            "POST",
+            "/embed/small",
+            b'{"length":0}',
+            "/embed/{model}",
+            {"preprocess", "inference"},
+        ),
+        ("Starlette", "GET", "/answer/hi", b"HI", "/answer/{text}", {"inference"}),
+        ("Any other ASGI application", "GET", "/hi", b"/HI", "__unmatched__", {"inference"}),
+        ("A queue, an objective, a timeout", "GET", "/answer", b"done", "/answer", set()),
+        (
+            "Batches",
             "GET",
             "/length/four",
             b"4",
             "/length/{text}",
             {"batch_wait", "collate", "inference"},
         ),
-        (6, "GET", "/write/new", b"Thequickanswer", "/write/{prompt}", set()),
+        (
+            "Caches, cascades, tokens, models",
+            "GET",
+            "/write/new",
+            b"Thequickanswer",
+            "/write/{prompt}",
+            set(),
+        ),
     ],
 )
 def test_examples_serve_and_count(
-    example: int, method: str, path: str, body: bytes, route: str, stages: set[str]
+    example: str, method: str, path: str, body: bytes, route: str, stages: set[str]
 ) -> None:
     app = run(EXAMPLES[example])["app"]
 
@@ -176,8 +214,8 @@ def test_examples_serve_and_count(
 
 
 def test_the_worker_example_counts_outside_requests() -> None:
-    assert "serve_metrics(12161" in EXAMPLES[2]
-    server = run(EXAMPLES[2].replace("12161", "0"))["server"]
+    assert "serve_metrics(12161" in EXAMPLES["A worker or a batch job"]
+    server = run(EXAMPLES["A worker or a batch job"].replace("12161", "0"))["server"]
     try:
         page = render_metrics()[0].decode()
     finally:
@@ -186,8 +224,32 @@ def test_the_worker_example_counts_outside_requests() -> None:
     assert counts[("indexer", "inference")] == 2
 
 
+def test_the_grpc_example_serves_and_counts() -> None:
+    example = EXAMPLES["A gRPC server"].replace("127.0.0.1:50051", "127.0.0.1:0")
+    names = run(example.replace("12161", "0"))
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{names['port']}") as channel:
+            embed = channel.unary_unary("/Embedder/Embed")
+            assert embed(b"hi", timeout=10) == b"HI"
+        page = render_metrics()[0].decode()
+    finally:
+        names["server"].stop(None).wait(10)
+        names["page"].close()
+    counts = page_values(page, "inference_stage_duration_seconds_count", ["service", "stage"])
+    assert counts[("embedder", "inference")] == 1
+    assert page_values(page, "python_threadpool_limit", ["pool"])[("grpc",)] == 8
+
+
+def test_behind_a_proxy_that_stamps_the_wait_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five seconds after nginx's `t=${msec}`."""
+    monkeypatch.setattr(upstream, "time_ns", lambda: 1_700_000_005_123_000_000)
+    app = run(EXAMPLES["Behind nginx, or another proxy"])["app"]
+    asyncio.run(request(app, "/", headers=[(b"x-request-start", b"t=1700000000.123")]))
+    assert values("inference_upstream_wait_seconds_sum") == {(): 5}
+
+
 def test_the_downstream_example_times_both_calls() -> None:
-    example = run(EXAMPLES[3])
+    example = run(EXAMPLES["Calls to other services"])
     with (
         socketserver.TCPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as closed,
         pytest.raises(OSError),
