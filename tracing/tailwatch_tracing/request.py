@@ -68,8 +68,14 @@ class Request(Unit):
         "status",
     )
 
-    __init__ = object.__init__
     is_request = True
+
+    if TYPE_CHECKING:
+
+        def __init__(self) -> None: ...
+
+    else:
+        __init__ = object.__init__
 
     scope: Scope
     server_receive: Receive
