@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -809,7 +810,7 @@ def test_what_is_no_place_is_refused() -> None:
 def test_padding_is_a_share_of_all_elements() -> None:
     batcher = RequestBatcher("b", service="s")
     batcher.note_padding(used=3, total=4)
-    batcher.note_padding(used=4, total=4)
+    batcher.note_padding(used=np.int64(4), total=np.int64(4))  # type: ignore[arg-type]
     batcher.note_padding(used=0, total=0)  # an empty batch has none, and none that is not
     assert values("inference_batch_padding_ratio_sum", "batcher") == {("b",): 0.25}
     buckets = values("inference_batch_padding_ratio_bucket", "le")
@@ -841,6 +842,7 @@ def test_an_unused_batcher_shows_what_is_configured() -> None:
     [
         ({"name": ""}, r"RequestBatcher\(''\): expected a name that is not empty"),
         ({"name": "b", "max_size": 0}, "batcher b: max_size=0: expected 1 or more"),
+        ({"name": "b", "max_size": "32"}, "batcher b: max_size='32': expected 1 or more"),
         (
             {"name": "b", "window_seconds": -1},
             "batcher b: window_seconds=-1: expected seconds, 0 or more",
@@ -854,6 +856,13 @@ def test_an_unused_batcher_shows_what_is_configured() -> None:
 def test_what_cannot_be_configured_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         RequestBatcher(**options)
+
+
+def test_nonsense_cannot_be_set_later_either() -> None:
+    batcher = RequestBatcher("b", max_size=8, service="s")
+    with pytest.raises(ValueError, match="max_size=nan: expected 1 or more"):
+        batcher.max_size = float("nan")  # type: ignore[assignment]
+    assert values("inference_batch_max_size") == {(): 8}
 
 
 def test_batchers_are_capped() -> None:

@@ -59,9 +59,11 @@ def test_a_version_may_be_known_from_what_was_loaded(clock: Clock) -> None:
         async with model_loading("encoder", version="latest") as model:
             clock.advance(3)
             model.version = "7f3c"
+        async with model_loading("reranker", version="latest") as model:
+            model.version = 8  # type: ignore[assignment]
 
     asyncio.run(main())
-    assert seconds() == {("encoder", "7f3c"): 3}
+    assert seconds() == {("encoder", "7f3c"): 3, ("reranker", "8"): 0}
 
 
 def test_what_was_not_measured_has_no_seconds() -> None:
@@ -104,3 +106,6 @@ def test_models_are_capped() -> None:
 def test_a_model_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match="model '': expected a name that is not empty"):
         model_loading("", version="1")
+    with pytest.raises(ValueError, match="model m: load_seconds='2': expected 0 or more"):
+        model_loaded("m", version="1", load_seconds="2")  # type: ignore[arg-type]
+    assert info() == {}

@@ -110,15 +110,34 @@ class RequestBatcher(Instrument[BatcherCells]):
         window_seconds: float | None = None,
         service: str | None = None,
     ) -> None:
-        if max_size is not None and not max_size >= 1:
-            raise ValueError(f"batcher {name}: max_size={max_size!r}: expected 1 or more")
-        if window_seconds is not None and not window_seconds >= 0:
-            raise ValueError(
-                f"batcher {name}: window_seconds={window_seconds!r}: expected seconds, 0 or more"
-            )
+        self.name = name
         self.max_size = max_size
         self.window_seconds = window_seconds
         super().__init__(name, service)
+
+    @property
+    def max_size(self) -> int | None:
+        """Most members of a batch, as configured."""
+        return self._max_size
+
+    @max_size.setter
+    def max_size(self, size: int | None) -> None:
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise ValueError(f"batcher {self.name}: max_size={size!r}: expected 1 or more")
+        self._max_size = size
+
+    @property
+    def window_seconds(self) -> float | None:
+        """Longest time that a member waits for others, as configured."""
+        return self._window_seconds
+
+    @window_seconds.setter
+    def window_seconds(self, seconds: float | None) -> None:
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+            raise ValueError(
+                f"batcher {self.name}: window_seconds={seconds!r}: expected seconds, 0 or more"
+            )
+        self._window_seconds = seconds
 
     @overload
     def join(self) -> BatchPlace[None]: ...
@@ -189,6 +208,7 @@ class RequestBatcher(Instrument[BatcherCells]):
             total: All of its elements, padding included: rows times the longest row.
         """
         try:
+            used, total = int(used), int(total)
             if not 0 <= used <= total:
                 raise ValueError(
                     f"batcher {self.name}: used={used!r} of total={total!r}: expected 0 to total"
@@ -393,8 +413,10 @@ class Batch(Unit):
         if log is None:
             return
         intervals = list(log)  # stages go on opening and closing in other threads
-        ended = [interval for interval in intervals if interval.end_ns > 0]
-        log[: len(intervals)] = [interval for interval in intervals if interval not in ended]
-        for interval in ended:
-            if interval.cpu_ns > 0:
+        still_open = []
+        for interval in intervals:
+            if interval.end_ns <= 0:
+                still_open.append(interval)
+            elif interval.cpu_ns > 0:
                 self.service.stages.get(interval.name).add_cpu(interval.cpu_ns)
+        log[: len(intervals)] = still_open

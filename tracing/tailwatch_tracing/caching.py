@@ -68,6 +68,7 @@ class ResultCache(Instrument[CacheCells]):
         """
         self._count(_SEMANTIC)
         try:
+            similarity = float(similarity)
             if similarity != similarity:
                 raise ValueError(f"cache {self.name}: similarity={similarity!r}, expected 0 to 1")
             within = min(1.0, max(0.0, similarity))

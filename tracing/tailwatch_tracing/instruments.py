@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from tailwatch_tracing.cells import Capped
@@ -47,7 +48,7 @@ class Instrument(Generic[Cells]):
     def _bind(self, service: Service) -> Capped[Cells]:
         self._table = table = self._table_in(service)
         table.get(self.name)
-        if self in _unbound:
+        with suppress(ValueError):  # it was bound, by another thread at the same time
             _unbound.remove(self)
         return table
 

@@ -36,7 +36,7 @@ class Models:
     def _levels(self) -> Iterator[Level]:
         apart: set[tuple[str, str]] = set()
         for model in list(self._loaded):
-            values = (model.name, model.version)
+            values = (model.name, str(model.version))
             if len(apart) < _MODEL_LIMIT:
                 apart.add(values)
             if values not in apart:
@@ -138,7 +138,7 @@ def model_loaded(
         service: As of `model_loading`.
 
     Raises:
-        ValueError: an empty name.
+        ValueError: an empty name, seconds below 0.
     """
     models, model = _new_model(name, version, load_seconds, service)
     models.add(model)
@@ -150,6 +150,10 @@ def _new_model(
 ) -> tuple[Models, LoadedModel]:
     if not isinstance(name, str) or not name:
         raise ValueError(f"model {name!r}: expected a name that is not empty")
+    if load_seconds is not None and not (
+        isinstance(load_seconds, int | float) and load_seconds >= 0
+    ):
+        raise ValueError(f"model {name}: load_seconds={load_seconds!r}: expected 0 or more")
     owner = current_service() if service is None else service_named(service)
     models = owner.part(Models)
     return models, LoadedModel(models, name, str(version), load_seconds)

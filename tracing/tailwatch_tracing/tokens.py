@@ -42,6 +42,7 @@ def count_tokens(*, prompt: int = 0, output: int = 0, output_seconds: float | No
         unit = current_unit.get()
         request = unit if isinstance(unit, Request) else None
         if output_seconds is not None:
+            output_seconds = float(output_seconds)
             if not output_seconds >= 0:
                 raise ValueError(f"output_seconds={output_seconds!r}: expected 0 or more")
             if output > 1:
