@@ -33,7 +33,16 @@ from tailwatch_tracing import (
 from tailwatch_tracing.cells import snap_to_grid
 from tailwatch_tracing.families import EDGES_NS
 from tailwatch_tracing.runtime import Runtime
-from tests.tracing.asgi import App, Exchange, http_scope, nonzero, outcomes, request, values
+from tests.tracing.asgi import (
+    App,
+    Exchange,
+    http_scope,
+    nonzero,
+    outcomes,
+    request,
+    requests,
+    values,
+)
 from tests.tracing.conftest import Clock
 
 
@@ -191,6 +200,30 @@ def test_probes_are_passed_on_uncounted(path: str, root_path: str) -> None:
     exchange = asyncio.run(request(app, root_path + path, root_path=root_path))
     assert exchange.body == b"ok"
     assert outcomes() == {}
+
+
+@pytest.mark.parametrize("root_path", ["/", "/metrics", "/proxy/"])
+def test_a_root_path_is_taken_off_as_starlette_does(root_path: str) -> None:
+    app = starlette_app(metrics_path="/metrics")
+    for path in ("/metrics", "/health", "/x"):
+        asyncio.run(request(app, path, root_path=root_path))
+    assert requests() == {("/x", "GET", "200", "ok"): 1}
+
+
+@pytest.mark.parametrize("missing", ["path", "headers"])
+def test_a_scope_that_lacks_something_is_the_applications(missing: str) -> None:
+    """Without a metrics path as well, and with two middlewares of the service around it."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("theirs")(scope, receive, send)
+
+    async def without(scope: Any, receive: Any, send: Any) -> None:
+        del scope[missing]
+        await wrapped(scope, receive, send)
+
+    wrapped = StageTimingMiddleware(StageTimingMiddleware(app, service="s"), service="s")
+    exchange = asyncio.run(request(without, "/x"))
+    assert exchange.body == b"theirs"
 
 
 def test_exclude_is_the_users_to_choose() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
@@ -425,6 +427,15 @@ def test_an_upload_that_breaks_off_is_the_clients_wherever_the_middleware_is(
     assert_counted_once(499, "client_disconnect")
 
 
+def test_an_upload_that_breaks_off_is_the_clients_though_fastapi_says_400() -> None:
+    async def upload(body: dict[str, int]) -> None: ...
+
+    app = FastAPI()
+    app.add_api_route("/x", upload)
+    asyncio.run(request_and_leave(wrap(app)))
+    assert_counted_once(400, "client_disconnect")
+
+
 def test_a_500_that_the_client_did_not_wait_for_to_its_end_is_an_error() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({**START, "status": 500})
@@ -521,6 +532,60 @@ def test_a_generator_exit_counts_as_cancelled() -> None:
     coroutine = wrap(app)(http_scope("/x"), exchange.receive, exchange.send)
     coroutine.send(None)  # type: ignore[attr-defined]
     coroutine.close()  # type: ignore[attr-defined]
+    assert_counted_once(499, "cancelled", "__unmatched__")
+
+
+class Fatal(BaseException): ...
+
+
+CANCELLED = asyncio.CancelledError()
+
+
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize(
+    ("error", "is_cancelled"),
+    [
+        (SystemExit(1), False),
+        (KeyboardInterrupt(), False),
+        (Fatal(), False),
+        (ExceptionGroup("", [LookupError()]), False),
+        (BaseExceptionGroup("", [CANCELLED, Fatal()]), False),
+        (BaseExceptionGroup("", [CANCELLED, BaseExceptionGroup("", [CANCELLED])]), True),
+        (CANCELLED, True),
+    ],
+    ids=repr,
+)
+def test_what_is_no_cancellation_is_an_error(
+    error: BaseException, is_cancelled: bool, starts: bool
+) -> None:
+    """Uvicorn answers all of them with a 500 where nothing was sent."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if starts:
+            await send(START)
+        raise error
+
+    exchange = asyncio.run(_exchange())
+    with pytest.raises(type(error)) as caught:
+        wrap(app)(http_scope("/x"), exchange.receive, exchange.send).send(None)  # type: ignore[attr-defined]
+    assert caught.value is error
+    if is_cancelled:
+        expected = (200 if starts else 499, "cancelled")
+    else:
+        expected = (200, "error_midstream") if starts else (500, "error")
+    assert_counted_once(*expected, "__unmatched__")
+
+
+def test_a_task_that_trio_cancels_is_cancelled() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        exchange = Exchange()
+        with trio.move_on_after(0.01):
+            await wrap(app)(http_scope("/x"), exchange.receive, exchange.send)
+
+    trio.run(main)
     assert_counted_once(499, "cancelled", "__unmatched__")
 
 

@@ -218,6 +218,26 @@ def test_a_middleware_inside_that_copies_the_scope_hides_no_template() -> None:
     assert asyncio.run(templates(app, paths)) == expected
 
 
+def test_an_outermost_wrapper_sees_through_a_middleware_that_copies_the_scope() -> None:
+    class Copies:
+        def __init__(self, app: App) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await self.app(dict(scope), receive, send)
+
+    app = StageTimingMiddleware(Copies(fastapi_app()), service="s")
+
+    async def main() -> None:
+        for path, _ in FASTAPI_CASES:
+            if path != "/opaque/things/9":
+                await request(app, path)
+
+    asyncio.run(main())
+    expected = {template for path, template in FASTAPI_CASES if path != "/opaque/things/9"}
+    assert {route for (route,) in nonzero("inference_requests_total", ["route"])} == expected
+
+
 def test_a_preflight_answered_before_the_router_keeps_the_template() -> None:
     app = fastapi_app()
     app.add_middleware(CORSMiddleware, allow_origins=["*"])

@@ -19,6 +19,7 @@ import uvicorn
 import wsproto
 from fastapi import BackgroundTasks, FastAPI
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
@@ -167,6 +168,32 @@ def test_clients_see_the_same_answers(server: str) -> None:
     assert values("inference_chunk_gap_seconds_count", "route") == {("/events",): 4}
     assert values("inference_requests_in_flight") == {(): 0}
     assert nonzero("tailwatch_errors_total", ["where"]) == {}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_stream_behind_a_base_http_middleware_is_complete(server: str) -> None:
+    """The response below still waits for its client to leave, and is told so at the end."""
+
+    async def stream(request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"one"
+            yield b"two"
+
+        return StreamingResponse(chunks())
+
+    async def pass_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)
+
+    async def main() -> None:
+        app = Starlette(routes=[Route("/stream", stream)])
+        app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+        async with serving(server, wrapped(app)) as port, client_of(server, port) as client:
+            assert (await client.get("/stream")).content == b"onetwo"
+            await settled(lambda: bool(outcomes()))
+
+    asyncio.run(main())
+    assert requests() == {("/stream", "GET", "200", "ok"): 1}
+    assert values("inference_requests_in_flight") == {(): 0}
 
 
 @pytest.mark.parametrize("server", SERVERS)

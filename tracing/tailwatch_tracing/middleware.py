@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from tailwatch_tracing import clock
-from tailwatch_tracing.cpu import drive
 from tailwatch_tracing.authorization import authorization
+from tailwatch_tracing.cpu import drive
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, UPSTREAM_WAIT
 from tailwatch_tracing.request import UNNOTICED_NS, Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
@@ -38,7 +38,7 @@ class StageTimingMiddleware:
         app.add_middleware(StageTimingMiddleware, service="embedder", metrics_path="/metrics")
 
     It passes every message, exception, context variable and cancellation through unchanged, reads
-    no body, and starts no thread before the first scrape. Websockets are counted and timed by
+    no body, and starts no thread before it serves. Websockets are counted and timed by
     themselves; lifespan passes untouched.
 
     Args:
@@ -105,7 +105,7 @@ class StageTimingMiddleware:
             series_limit=series_limit,
             gpu_uuids=gpu_uuids,
         )
-        self._routes = RouteTable(self._service)
+        self._routes = RouteTable(self._service, app)
         if self._service.spans is None and are_configured(os.environ):
             self._service.spans = recorder_of(self._service)
         runtime.watch_collector()
@@ -121,14 +121,14 @@ class StageTimingMiddleware:
         try:
             path = scope["path"]
             root_path = scope.get("root_path")
-            if root_path:
-                path = path.removeprefix(root_path)
+            if root_path and path.startswith(f"{root_path}/"):  # as Starlette's routes have it
+                path = path[len(root_path) :]
             is_passed = path in self._passed or (
                 self._service.has_several_middlewares and self._is_counted_outside(scope)
             )
         except Exception:  # a scope unlike any server's is the application's to understand
             self._service.note_error("request")
-            path, is_passed = None, True
+            path, is_passed = "", True
         if is_passed:
             if path == self._metrics_path and kind == "http":
                 await answer_metrics(scope, send, self._metrics_auth)
@@ -208,7 +208,7 @@ class StageTimingMiddleware:
         unit = current_unit.get()
         if unit.service is not self._service or not isinstance(unit, Request | WebsocketUnit):
             return False
-        return unit.scope["headers"] is scope["headers"]
+        return unit.scope.get("headers") is scope.get("headers")
 
     def _note_upstream_wait(self, scope: Scope) -> None:
         try:

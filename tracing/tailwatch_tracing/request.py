@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -339,6 +340,8 @@ class Request(Unit):
             self._note_client_left()
 
     def _note_client_left(self) -> None:
+        if not self.is_open:  # servers tell so after every answer, to whom still receives
+            return
         self.events |= CLIENT_LEFT if self.status else CLIENT_LEFT | LEFT_UNANSWERED
 
     def _is_rejected(self) -> bool:
@@ -349,19 +352,18 @@ class Request(Unit):
             return "rejected"
         if self.events & CLIENT_LEFT:
             return "client_disconnect"
-        if error is not None and not isinstance(error, Exception):
-            return "cancelled"  # asyncio's and trio's Cancelled, GeneratorExit, SystemExit
+        if error is not None and is_cancellation(error):
+            return "cancelled"
         return "error_midstream" if self.status else "error"
 
     def _outcome_of_answer(self) -> str:
         if self._is_rejected():
             return "rejected"
-        if self.status >= 500:
-            # What an application answers to its own surprise that the client has left.
-            return "client_disconnect" if self.events & LEFT_UNANSWERED else "error"
-        if self.status >= 400:
-            return "client_error"
-        return "client_disconnect"
+        if self.status < 400 or self.events & LEFT_UNANSWERED:
+            # FastAPI answers its own surprise that an upload breaks off with a 400, Starlette
+            # with a 500.
+            return "client_disconnect"
+        return "error" if self.status >= 500 else "client_error"
 
     def _unless_timed_out(self, outcome: str, timeout_ns: int) -> str:
         if outcome not in ("ok", "client_disconnect"):
@@ -387,3 +389,15 @@ class Ended(NamedTuple):
 def is_lost_connection(error: Exception) -> bool:
     """Return whether a send that failed with this error has found the client gone."""
     return isinstance(error, OSError) or type(error).__name__ in _LOST_CONNECTION
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether an application ended because it was told to, by asyncio, trio or a close.
+
+    SystemExit and the like are failures: servers answer them with a 500.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_cancellation, error.exceptions))
+    if isinstance(error, CancelledError | GeneratorExit):
+        return True
+    return not isinstance(error, Exception) and type(error).__name__ == "Cancelled"  # trio's
