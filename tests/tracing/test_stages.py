@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +22,15 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import tailwatch_tracing.clock
-from tailwatch_tracing import RequestQueue, StageTimingMiddleware, service, shares, stage, units
+from tailwatch_tracing import (
+    RequestQueue,
+    StageTimingMiddleware,
+    render_metrics,
+    service,
+    shares,
+    stage,
+    units,
+)
 from tailwatch_tracing.units import NO_UNIT, current_unit
 from tests.tracing.asgi import App, nonzero, request
 from tests.tracing.conftest import Clock
@@ -573,6 +582,14 @@ def test_a_name_without_a_text_costs_no_request_its_count(clock: Clock) -> None:
     assert nonzero("tailwatch_errors_total", ["where"]) == {("request",): 3}
 
 
+def test_a_reason_that_is_no_plain_text_counts_as_its_text() -> None:
+    queue = RequestQueue("q", service="s")
+    queue.reject(Step.PREDICT)
+    queue.reject("inference")
+    page = render_metrics("")[0].decode()
+    assert re.findall(r'rejected_total{.*reason="inference"} (.*)', page) == ["2"]
+
+
 def test_a_known_name_that_is_no_plain_text_does_not_overflow(clock: Clock) -> None:
     for i in range(64):
         with stage(str(i)):
@@ -695,6 +712,23 @@ def test_a_forked_child_waits_for_none_of_its_parents_threads() -> None:
             NO_UNIT.fold()
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_forked_process_that_leaves_its_parents_stage_counts_nothing_of_it(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "FOLD_AT", 2)
+    outer = stage("parent")
+    with outer:
+        for _ in range(10):
+            with stage("part"):
+                clock.advance(1)
+        pid = os.fork()
+        if pid == 0:
+            outer.__exit__(None, None, None)
+            os._exit(len(exclusive()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert exclusive() == {"part": 10}
 
 
 @pytest.mark.parametrize("of_a_request", [False, True])
