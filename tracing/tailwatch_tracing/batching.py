@@ -173,7 +173,7 @@ class RequestBatcher(Instrument[BatcherCells]):
         return Batch(self._cells, members)
 
     def wrap(
-        self, function: Callable[[Sequence[Item]], Result]
+        self, function: Callable[[list[Item]], Result]
     ) -> Callable[[Sequence[BatchPlace[Item]]], Result]:
         """Return `function` for a dynamic batcher to call with places in place of items.
 
@@ -184,7 +184,7 @@ class RequestBatcher(Instrument[BatcherCells]):
             function: Takes the items of a batch, sync or async.
         """
         if is_async(function):
-            call = cast("Callable[[Sequence[Item]], Awaitable[Any]]", function)
+            call = cast("Callable[[list[Item]], Awaitable[Any]]", function)
 
             @functools.wraps(function)
             async def run_coroutine(places: Sequence[BatchPlace[Item]]) -> Any:
