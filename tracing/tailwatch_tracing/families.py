@@ -101,9 +101,8 @@ REQUESTS = Metric(
     "inference_requests_total",
     "counter",
     "Finished requests. route is the template, __unmatched__ without one and __other__ beyond "
-    "the series limit; an unknown method is _OTHER. status is the code sent: 499 if nothing "
-    "reached a client that had left or whose task was cancelled, 500 for an exception before "
-    "the response.",
+    "the series limit; an unknown method is _OTHER. status is the code sent, 500 for an exception "
+    "before the response, 499 for a cancellation before it or a failure after the client had left.",
     ("route", "method", "status", "outcome"),
 )
 OUTCOMES = Metric(
