@@ -241,6 +241,19 @@ def test_a_process_name_may_hold_anything(tmp_path: Path) -> None:
     assert process_start(tmp_path, 13) is None
 
 
+def test_who_cannot_be_asked_for_is_not_dead(directory: WorkerDirectory, tmp_path: Path) -> None:
+    """Its counts would be archived, and its next file would have them again."""
+    living = directory.join()
+    proc = tmp_path / "proc"
+    (proc / str(os.getpid()) / "stat").mkdir(parents=True)  # an error like any other
+    directory._proc = proc
+    with pytest.raises(IsADirectoryError):
+        directory.compact()
+    with pytest.raises(IsADirectoryError):
+        directory.read(None)
+    assert living.path.exists()
+
+
 def write(directory: WorkerDirectory, **changes: Any) -> WorkerFile:
     identity = directory.join().identity._replace(**changes)
     name = f"worker-{identity.pid}-{identity.token}x.cells"
@@ -381,6 +394,12 @@ def test_one_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match=r"file/service=s: \S*/file is not a directory$"):
         WorkerDirectory(tmp_path / "file", "s").check()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(NotADirectoryError, match=r"\S*/dangling is not a directory$"):
+        WorkerDirectory(tmp_path / "dangling", "s").check()
+    for root, service in ((tmp_path / ("d" * 256), "s"), (tmp_path, "s" * 256)):
+        with pytest.raises(OSError, match=r"workers directory .*: File name too long$"):
+            WorkerDirectory(root, service).check()
     open_to_all = WorkerDirectory(tmp_path / "open", "s")
     open_to_all.path.mkdir(parents=True)
     open_to_all.path.chmod(0o777)

@@ -29,8 +29,10 @@ from tailwatch_tracing.exposition import Exemplar, render_families
 from tailwatch_tracing.page import Level, Snapshot
 from tailwatch_tracing.page import families as page_families
 from tailwatch_tracing.servers import configured_workers
+from tailwatch_tracing.worker_directory import is_locked
 from tailwatch_tracing.worker_file import Unreadable
 from tailwatch_tracing.worker_levels import LevelsFile, exemplar_lines, read_head, read_into
+from tailwatch_tracing.workers import Heart
 from tests.tracing.asgi import nonzero, page_values, values
 
 ROOT = Path(__file__).parents[2]
@@ -568,6 +570,90 @@ def test_a_directory_that_cannot_be_used_stops_the_middleware(tmp_path: Path) ->
         StageTimingMiddleware(Starlette(), service="s", workers_dir=tmp_path / "file")
 
 
+def test_a_directory_that_is_no_path_is_one_clear_line() -> None:
+    with pytest.raises(TypeError, match=r"^workers_dir=3: expected a path$"):
+        StageTimingMiddleware(Starlette(), service="s", workers_dir=3)  # type: ignore[arg-type]
+
+
+def test_a_process_counts_in_one_directory(tmp_path: Path) -> None:
+    """A second one would be silently left empty."""
+    one = tmp_path / "one"
+    (tmp_path / "link").symlink_to(one)
+    StageTimingMiddleware(Starlette(), service="s", workers_dir=one)
+    StageTimingMiddleware(Starlette(), service="s", workers_dir=tmp_path / "link")
+    StageTimingMiddleware(Starlette(), service="s")
+    with pytest.raises(ValueError, match=r"^workers_dir='\S*/two': .* counts in '\S*/one'$"):
+        StageTimingMiddleware(Starlette(), service="s", workers_dir=tmp_path / "two")
+
+
+def test_a_process_that_may_not_have_a_thread_serves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under a container's limit of pids: the request that comes first is not to fail for it."""
+
+    def refuse(heart: Heart) -> None:
+        heart.beat()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Heart, "start", refuse)
+    StageTimingMiddleware(Starlette(), service="s", workers_dir=tmp_path)
+    assert values("python_workers", "state") == {("alive",): 1}
+    assert values("tailwatch_errors_total", "where")[("workers",)] == 1
+    assert "can't start new thread" in caplog.text
+
+
+def test_a_page_without_a_free_descriptor_is_whole_or_an_error(
+    tmp_path: Path, processes: list[Process]
+) -> None:
+    """One with this worker's counts alone would look as if every counter began anew."""
+    processes.append(
+        Process(
+            tmp_path,
+            """
+            serve_metrics(0, service="s", workers_dir=DIRECTORY)
+            count("x", 5)
+            say(None)
+            sys.stdin.readline()
+            """,
+        )
+    )
+    processes[0].said()
+    said = run(
+        tmp_path,
+        """
+        import resource
+        from tailwatch_tracing.workers import Heart, workers
+        Heart._go_on = lambda heart: None
+        serve_metrics(0, service="s", workers_dir=DIRECTORY)
+        count("x", 2)
+        before = stages()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        pages, errors = [], 0
+        for free in range(12):
+            held = []
+            while True:
+                try:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+                except OSError:
+                    break
+            for fd in held[:free]:
+                os.close(fd)
+            try:
+                pages.append(stages())
+            except OSError:
+                errors += 1
+            workers._heart.compact()
+            for fd in held[free:]:
+                os.close(fd)
+        say([before, pages, errors, stages()])
+        """,
+    )
+    before, pages, errors, after = said
+    assert before == after == {"x": 7}
+    assert errors > 0
+    assert pages == [{"x": 7}] * len(pages) != []
+
+
 def test_the_variable_is_read_when_the_middleware_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -668,6 +754,28 @@ def test_a_survivor_takes_over_the_port_of_a_killed_sibling(
         alive = {("alive",): 3 - dead}
         assert page_values(page, "python_workers", ["state"]) == alive
         processes[dead].kill()
+
+
+def test_a_port_stays_with_its_worker_when_the_lease_is_removed(
+    tmp_path: Path, processes: list[Process]
+) -> None:
+    """As by a cleaner of old files: a worker that starts later is no error, and takes over."""
+    port = free_port()
+    script = f"""
+        server = serve_metrics({port}, service="s", workers_dir=DIRECTORY)
+        say(None)
+        sys.stdin.readline()
+    """
+    processes.append(Process(tmp_path, script))
+    processes[0].said()
+    lease = tmp_path / "service=s" / f"port-127.0.0.1-{port}"
+    lease.unlink()
+    wait_for(lease.exists)
+    wait_for(lambda: is_locked(lease))
+    processes.append(Process(tmp_path, script))
+    processes[1].said()
+    processes[0].kill()
+    assert page_values(page_of_someone(port), "python_workers", ["state"]) == {("alive",): 1}
 
 
 def test_a_forked_child_does_not_keep_its_parents_port(

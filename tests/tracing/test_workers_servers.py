@@ -174,6 +174,7 @@ def test_a_server_with_workers_and_no_directory_says_so_once_a_worker() -> None:
     for command in (UVICORN, GUNICORN):
         with Service(command, None) as service:
             assert service.log().count("2 workers, and each counts for itself") == 2
+            assert service.log().count("set TAILWATCH_WORKERS_DIR=/dev/shm/NAME") == 2
             alive = service.values("python_workers", "state")
             assert alive == {("configured",): 2}
 

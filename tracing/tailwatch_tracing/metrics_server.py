@@ -129,7 +129,7 @@ class MetricsServer:
         self._lock = threading.Lock()
         self._server: PageServer | None = None
         self._thread: threading.Thread | None = None
-        self._stop_waiting: Callable[[], None] | None = None
+        self._end_beats: Callable[[], None] | None = None
         if lease is None or lease.take():
             try:
                 self._listen()
@@ -137,16 +137,16 @@ class MetricsServer:
                 if lease is not None:
                     lease.release()
                 raise
-        else:
-            self._stop_waiting = at_every_beat(self._take_over)
+        if lease is not None:
+            self._end_beats = at_every_beat(self._look_after_port)
         _metrics_servers.append(self)
 
     def close(self) -> None:
         """Stop listening, or waiting to; returns when the port is free of us."""
         with self._lock:
-            if self._stop_waiting is not None:
-                self._stop_waiting()
-                self._stop_waiting = None
+            if self._end_beats is not None:
+                self._end_beats()
+                self._end_beats = None
             if self._server is not None and self._thread is not None:
                 self._server.shutdown()
                 self._server.server_close()
@@ -160,12 +160,12 @@ class MetricsServer:
     def leave_to_parent(self) -> None:
         """In a forked child: close what is the parent's, so that a sibling can take it over."""
         self._lock = threading.Lock()
-        self._stop_waiting = None
+        self._end_beats = None
         if self._server is not None:
             self._server.socket.close()
             self._server = None
         if self._lease is not None:
-            self._lease.leave_to_parent()
+            self._lease.drop()
 
     def _listen(self) -> None:
         self._server = server = self._bind()
@@ -175,17 +175,16 @@ class MetricsServer:
         )
         self._thread.start()
 
-    def _take_over(self) -> None:
+    def _look_after_port(self) -> None:
+        """Keep the lease of a port that is ours; take over one that nobody has any more."""
         with self._lock:
-            if self._stop_waiting is None or self._lease is None or not self._lease.take():
+            if self._end_beats is None or self._lease is None or not self._lease.take():
                 return
-            try:
-                self._listen()
-            except OSError:  # another program was faster, or the port is not free yet
-                self._lease.release()
-            else:
-                self._stop_waiting()
-                self._stop_waiting = None
+            if self._server is None:
+                try:
+                    self._listen()
+                except OSError:  # another program was faster, or the port is not free yet
+                    self._lease.release()
 
 
 _metrics_servers: list[MetricsServer] = []

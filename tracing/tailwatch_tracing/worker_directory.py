@@ -108,8 +108,11 @@ class WorkerDirectory:
             OSError: it cannot; the message says why.
         """
         place = self.path
-        while not place.exists() and place != place.parent:
-            place = place.parent
+        try:
+            while not (place.exists() or place.is_symlink()):
+                place = place.parent
+        except OSError as error:  # as for a name that is too long
+            raise OSError(error.errno, f"workers directory {self.path}: {error.strerror}") from None
         if not place.is_dir():
             raise NotADirectoryError(f"workers directory {self.path}: {place} is not a directory")
         if place == self.path:
@@ -227,9 +230,9 @@ class WorkerDirectory:
     def _read_once(self, own: WorkerFile | None, pause: Callable[[], None]) -> Reading:
         if len(self._names.keys) > _KNOWN_NAMES:
             self._forget()
-        token, wrong = self._archive_token()
+        archive_token, wrong = self._archive_token()
         archive = self._archive
-        if archive is None or archive.token != token:
+        if archive is None or archive.token != archive_token:
             archive, wrong = self._read_archive(self._names)
             self._archive = archive
         reading = Reading(self._names, archive.token if archive else None)
@@ -419,12 +422,15 @@ def process_start(proc: Path, pid: int) -> int | None:
     """Return when a process began, in clock ticks since boot; None if there is none.
 
     Source: proc_pid_stat(5), field 22; the name in parentheses may hold anything.
+
+    Raises:
+        OSError: it cannot be known, as without a free descriptor: nobody is dead for that.
     """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
-        return int(stat.rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    return int(stat.rpartition(b")")[2].split()[19])
 
 
 def is_locked(path: Path) -> bool:

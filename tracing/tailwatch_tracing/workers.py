@@ -63,11 +63,16 @@ class Workers:
 
         Raises:
             OSError: the directory cannot be used; the message says why.
+            TypeError: it is not a path.
+            ValueError: this process has another one.
         """
+        if root is not None and not isinstance(root, str | os.PathLike):
+            raise TypeError(f"workers_dir={root!r}: expected a path")
         with self._lock:
             if self._configured is None:
                 self._configured = configured_workers()
             if self._directory is not None:
+                self._check_same(root)
                 return
             root = root or os.environ.get(DIRECTORY_VARIABLE)
             if root:
@@ -79,10 +84,16 @@ class Workers:
                 self._is_warned = True
                 logger.warning(
                     "%s workers, and each counts for itself: a scrape shows any one of them. "
-                    "Name a directory for all, by %s or workers_dir",
+                    "To see all, set %s=/dev/shm/NAME, or workers_dir",
                     self._configured,
                     DIRECTORY_VARIABLE,
                 )
+
+    def _check_same(self, root: str | os.PathLike[str] | None) -> None:
+        assert self._directory is not None
+        used = self._directory.path.parent
+        if root and Path(root).resolve() != used.resolve():
+            raise ValueError(f"workers_dir={str(root)!r}: this process counts in {str(used)!r}")
 
     def serve(self) -> None:
         """Note that this process serves: it has a number and tells its siblings of itself.
@@ -98,7 +109,10 @@ class Workers:
             if self._file is None:
                 self._join(carry=True)
             self._heart = Heart(self, self._directory)
-            self._heart.start()
+            try:
+                self._heart.start()
+            except RuntimeError:  # the process may not have another thread
+                service.default_service().note_error("workers")
 
     def at_every_beat(self, duty: Callable[[], None]) -> Callable[[], None] | None:
         """Have something done four times a second; return what ends that, None without siblings."""
@@ -120,7 +134,11 @@ class Workers:
         return self._directory is not None
 
     def snapshot_into(self, snapshot: Snapshot) -> None:
-        """Add what siblings and the dead have counted, and what siblings tell of now."""
+        """Add what siblings and the dead have counted, and what siblings tell of now.
+
+        Raises:
+            OSError: they cannot be read, as without a free descriptor.
+        """
         self.serve()
         configured = self._configured
         if configured is not None:
@@ -132,6 +150,8 @@ class Workers:
         try:
             reading = directory.read(own, snapshot.pause)
         except OSError as error:
+            if own is not None:  # without siblings' counts it would go back for this one scrape
+                raise
             self.note_unwritable(error)
             return
         for key, counts in reading.sums.items():
