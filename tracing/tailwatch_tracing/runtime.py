@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +33,8 @@ from tailwatch_tracing.threadpools import (
 from tailwatch_tracing.torch_memory import TorchMemory
 from tailwatch_tracing.window import WindowMaximum
 
-_TICK_SECONDS = 0.02
-_TICK_NS = int(_TICK_SECONDS * 1e9)
+# At random between these, so that no work that comes as regularly hides between two ticks.
+_TICK_SECONDS = (0.005, 0.015)
 # Timers of an idle loop come up to a few milliseconds late: epoll counts in whole milliseconds.
 _NOISE_NS = 5_000_000
 # A request looks this often whether its loop is watched: another thread may have one, too.
@@ -66,6 +67,7 @@ class LoopWatch:
         self._runtime = runtime
         self.loop = loop
         self.due_ns = 0
+        self._wait_ns = 0
         self.told_ns = 0  # of the delay under way, what is counted already
         self._limiter: SampledPool | None = None
         self._executor: SampledPool | None = None
@@ -97,8 +99,10 @@ class LoopWatch:
                     yield from pool.levels()
 
     def _schedule(self, now_ns: int) -> None:
-        self.due_ns = now_ns + _TICK_NS
-        self.loop.call_later(_TICK_SECONDS, self._tick)
+        seconds = random.uniform(*_TICK_SECONDS)
+        self._wait_ns = int(seconds * 1e9)
+        self.due_ns = now_ns + self._wait_ns
+        self.loop.call_later(seconds, self._tick)
 
     def _tick(self) -> None:
         now_ns = clock.now_ns()
@@ -113,7 +117,7 @@ class LoopWatch:
         self._schedule(now_ns)
 
     def _sample_threads(self, late_ns: int) -> None:
-        passed_ns = _TICK_NS + late_ns
+        passed_ns = self._wait_ns + late_ns
         if self._limiter is not None:
             self._limiter.sample(passed_ns, late_ns)
         # uvloop does not show its own.
