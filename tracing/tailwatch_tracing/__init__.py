@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tailwatch_tracing.serving import metrics_app, render_metrics, serve_metrics
     from tailwatch_tracing.stages import stage
     from tailwatch_tracing.tokens import count_tokens
+    from tailwatch_tracing.training.monitor import TrainingMonitor
 
 __all__ = [
     "BatchPlace",
@@ -27,6 +28,7 @@ __all__ = [
     "RequestQueue",
     "ResultCache",
     "StageTimingMiddleware",
+    "TrainingMonitor",
     "count_tokens",
     "downstream",
     "metrics_app",
@@ -48,6 +50,7 @@ _MODULES = {
     "RequestQueue": "queues",
     "ResultCache": "caching",
     "StageTimingMiddleware": "middleware",
+    "TrainingMonitor": "training.monitor",
     "count_tokens": "tokens",
     "downstream": "calls",
     "metrics_app": "serving",

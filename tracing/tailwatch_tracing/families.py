@@ -490,6 +490,121 @@ CUDA_OOMS = Metric(
     ("uuid",),
 )
 
+_OF_RANK = ("job_name", "rank")
+
+TRAINING_PHASE = Metric(
+    "training_phase_seconds_total",
+    "counter",
+    "Time of the training loop: its phases add up to it. communication is what was waited for, not "
+    "what ran beside compute. On CUDA it is the GPU's time.",
+    (*_OF_RANK, "phase"),
+    row=("data", "compute", "communication", "optimizer", "checkpoint"),
+    unit=NANOSECONDS,
+)
+TRAINING_STEPS = Metric(
+    "training_steps_total",
+    "counter",
+    "Optimizer steps, those that a loss scaler skipped included; micro-steps of an accumulation "
+    "are not.",
+    _OF_RANK,
+)
+TRAINING_SAMPLES = Metric(
+    "training_samples_total", "counter", "Samples that this rank has taken in.", _OF_RANK
+)
+TRAINING_LOSS = Metric(
+    "training_loss",
+    "gauge",
+    "Mean of the finite losses since the reading before.",
+    _OF_RANK,
+    across_workers="max",
+)
+TRAINING_EXPECTED_LOSS = Metric(
+    "training_expected_loss",
+    "gauge",
+    "Loss that the given curve has at this step.",
+    _OF_RANK,
+    across_workers="max",
+)
+TRAINING_NONFINITE = Metric(
+    "training_nonfinite_total", "counter", "Losses that were infinite or not a number.", _OF_RANK
+)
+TRAINING_GRAD_NORM = Metric(
+    "training_grad_norm",
+    "gauge",
+    "L2 norm of the gradient, unscaled, of the step that was read. kind is local before the "
+    "average over ranks and where there is one rank, reduced as the optimizer takes it, alike on "
+    "all ranks of a dp_group, and sharded of a rank's part, which is nothing to compare.",
+    (*_OF_RANK, "dp_group", "kind"),
+    across_workers="max",
+)
+TRAINING_LEARNING_RATE = Metric(
+    "training_learning_rate",
+    "gauge",
+    "Highest learning rate of the parameter groups.",
+    _OF_RANK,
+    across_workers="max",
+)
+TRAINING_LOSS_SCALE = Metric(
+    "training_loss_scale",
+    "gauge",
+    "Factor of the loss scaler.",
+    _OF_RANK,
+    across_workers="max",
+)
+TRAINING_SKIPPED = Metric(
+    "training_skipped_steps_total",
+    "counter",
+    "Optimizer steps that the loss scaler skipped because a gradient was not finite.",
+    _OF_RANK,
+)
+TRAINING_CLIPPED = Metric(
+    "training_clipped_steps_total",
+    "counter",
+    "Optimizer steps whose finite gradient norm was over the limit, where the loop tells both.",
+    _OF_RANK,
+)
+TRAINING_WORLD_SIZE = Metric(
+    "training_world_size", "gauge", "Ranks of the job.", _OF_RANK, across_workers="max"
+)
+TRAINING_EFFECTIVE_BATCH = Metric(
+    "training_effective_batch_size",
+    "gauge",
+    "Samples of an optimizer step over all data-parallel ranks: the most since the reading before, "
+    "as an epoch's last step has fewer.",
+    _OF_RANK,
+    across_workers="max",
+)
+TRAINING_BN_SPREAD = Metric(
+    "training_bn_spread_ratio",
+    "gauge",
+    "How far BatchNorm's running statistics differ from another rank's, each of them by turns: the "
+    "standard deviation between the two, of means in running standard deviations, or of the "
+    "logarithm of the latter, whichever is larger.",
+    _OF_RANK,
+    across_workers="max",
+)
+TRAINING_ORDER_REPEATS = Metric(
+    "training_sample_order_repeats_total",
+    "counter",
+    "Epochs whose samples came in an order seen before: across is epochs for that of the epoch "
+    "before, ranks for that of another rank.",
+    (*_OF_RANK, "across"),
+)
+TRAINING_LOADER_WAIT = Metric(
+    "training_loader_wait_seconds_total",
+    "counter",
+    "Time that the host waited for the next batch, whether or not a GPU had work meanwhile.",
+    _OF_RANK,
+    unit=NANOSECONDS,
+)
+TRAINING_LOADER_INFO = Metric(
+    "training_loader_info",
+    "gauge",
+    "Settings of the DataLoader.",
+    (*_OF_RANK, "num_workers", "prefetch_factor", "pin_memory", "persistent_workers"),
+    across_workers="max",
+)
+
 BUILD_INFO = Metric(
     "tailwatch_build_info",
     "gauge",
@@ -500,9 +615,19 @@ BUILD_INFO = Metric(
 ERRORS = Metric(
     "tailwatch_errors_total",
     "counter",
-    "Errors of the instrumentation itself; none of them failed a request.",
+    "Errors of the instrumentation itself; none of them failed a request or a training step.",
     ("where",),
-    row=("request", "route", "metrics", "stage", "spans", "registry", "workers"),
+    row=(
+        "request",
+        "route",
+        "metrics",
+        "stage",
+        "spans",
+        "registry",
+        "workers",
+        "training",
+        "push",
+    ),
 )
 SERIES_OVERFLOW = Metric(
     "tailwatch_series_overflow_total",

@@ -140,10 +140,14 @@ class Owner:
 
     def note_error(self, where: str) -> None:
         """Count an error of our own, from an `except`; the first of each place is logged."""
+        if self.count_error(where):
+            logger.warning("%s: an error in the instrumentation", self.name, exc_info=True)
+
+    def count_error(self, where: str) -> bool:
+        """Count an error of our own; return whether it is the first of its place."""
         place = families.ERRORS.row.index(where)
         self._errors.counts[place] += 1
-        if self._errors.counts[place] == 1:
-            logger.warning("%s: an error in the instrumentation", self.name, exc_info=True)
+        return self._errors.counts[place] == 1
 
     def report(self, reporter: Callable[[], Iterable[Level]]) -> None:
         """Ask `reporter` for levels at every scrape."""
@@ -337,6 +341,13 @@ def default_service() -> Service:
 def services() -> list[Owner]:
     """Return the process's services in the order they were made, then its training jobs."""
     return [*_services.values(), *_jobs.values()]
+
+
+def process_name() -> str:
+    """Return what names this process: its first service, else its first training job."""
+    for owner in services():
+        return owner.name
+    return default_service().name
 
 
 def job_named(name: str) -> Owner:

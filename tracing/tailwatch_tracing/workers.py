@@ -76,7 +76,7 @@ class Workers:
                 return
             root = root or os.environ.get(DIRECTORY_VARIABLE)
             if root:
-                name = name or service.default_service().name
+                name = name or service.process_name()
                 directory = WorkerDirectory(Path(root), name)
                 directory.check()
                 self._directory = directory
