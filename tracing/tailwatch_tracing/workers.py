@@ -306,7 +306,7 @@ class Heart:
     def beat(self) -> None:
         """Do what is due now."""
         is_slow = self._beats % _BEATS_TO_COMPACTION == 0
-        if is_slow:
+        if is_slow or self._file is not None:
             self._try(self._look_after_file)
         if self._file is not None and self._file.number < 0:
             self._try(self._take_number)
