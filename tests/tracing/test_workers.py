@@ -717,6 +717,41 @@ def test_a_file_that_vanishes_is_made_again_with_what_it_had(
         assert process.said() == {"x": 10, "y": 2}
 
 
+def test_a_daemon_that_closes_all_descriptors_counts_on_and_writes_into_no_other_file(
+    tmp_path: Path,
+) -> None:
+    said = run(
+        tmp_path,
+        """
+        serve_metrics(0, service="s", workers_dir=DIRECTORY)
+        count("x", 2)
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.dup2(writer, 1)
+            os.closerange(3, 256)
+            count("x", 3)
+            others = [open(f"{DIRECTORY}/other-{i}", "w+b") for i in range(40)]
+            for i in range(60):  # more than a segment has room for
+                RequestQueue(f"queue-{i}", service="s").reject()
+                count(f"stage-{i}")
+            serve_metrics(0, service="s", workers_dir=DIRECTORY)
+            count("x", 5)
+            say([stages()["x"], [os.fstat(each.fileno()).st_size for each in others],
+                 values("python_workers", "state")[("alive",)]])
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.close(writer)
+        with open(reader) as answer:
+            child = json.loads(answer.readline())
+        os.wait()
+        before = stages()["x"]
+        from tailwatch_tracing.workers import workers
+        workers._heart.compact()
+        say([*child, before, stages()["x"]])
+        """,
+    )
+    assert said == [10, [0] * 40, 2, 10, 10]
+
+
 # --- a port of its own ---
 
 

@@ -10,6 +10,7 @@ All numbers are in the machine's byte order: the file never leaves it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import mmap
@@ -98,6 +99,7 @@ class WorkerFile:
         self._words: memoryview[int]
         unfinished = path.with_suffix(".new")
         self._fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._inode = os.fstat(self._fd)
         self._lease = -1
         try:
             self._lease = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
@@ -136,15 +138,27 @@ class WorkerFile:
         """
         self._append(_RENAMED, json.dumps([old, new]).encode(), 0)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether siblings see that the worker lives: nobody has closed its descriptors."""
+        return self._is_open(self._lease)
+
     def close(self) -> None:
         """Close the descriptors: for siblings the worker is dead then.
 
         In a forked child it is not: the lock is the parent's alone.
         """
         for fd in (self._fd, self._lease):
-            if fd >= 0:
+            if self._is_open(fd):
                 os.close(fd)
         self._fd = self._lease = -1
+
+    def _is_open(self, fd: int) -> bool:
+        # A process that becomes a daemon closes all it has; the number may be another file's then.
+        try:
+            return os.path.samestat(os.fstat(fd), self._inode)
+        except OSError:
+            return False
 
     def _append(self, kind: int, text: bytes, size: int) -> memoryview[int]:
         record = _record(kind, text, size)
@@ -165,6 +179,8 @@ class WorkerFile:
         # As much again, so that few mappings suffice. Reserved, not sparse: a store to a page that
         # a full device cannot give would end the process.
         size = max(_SEGMENT, self._size, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if not self._is_open(self._fd):
+            raise OSError(errno.EBADF, f"{self.path}: this process has closed its descriptor")
         os.posix_fallocate(self._fd, self._size, size)
         mapping = mmap.mmap(self._fd, size, offset=self._size)
         if 0 < self._end < self._size:

@@ -222,11 +222,13 @@ class Workers:
     def ensure_file(self) -> WorkerFile | None:
         """Return this worker's file; a new one if it is gone, or could not be made so far."""
         with self._lock:
-            if self._file is None or not self._file.path.exists():
-                gone, self._file = self._file, None
-                self._join(carry=True)
-                if gone is not None:
-                    gone.close()
+            before = self._file
+            is_dead = before is not None and not before.is_held  # for siblings, who keep its counts
+            if before is None or is_dead or not before.path.exists():
+                self._file = None
+                self._join(carry=not is_dead)
+                if before is not None:
+                    before.close()
             return self._file
 
     def note_unwritable(self, error: OSError) -> None:
