@@ -851,6 +851,10 @@ def test_an_unused_batcher_shows_what_is_configured() -> None:
             {"name": "b", "window_seconds": float("nan")},
             "batcher b: window_seconds=nan: expected seconds, 0 or more",
         ),
+        (
+            {"name": "b", "window_seconds": float("inf")},
+            "batcher b: window_seconds=inf: expected seconds, 0 or more",
+        ),
     ],
 )
 def test_what_cannot_be_configured_is_refused(options: dict[str, Any], says: str) -> None:
@@ -863,6 +867,18 @@ def test_nonsense_cannot_be_set_later_either() -> None:
     with pytest.raises(ValueError, match="max_size=nan: expected 1 or more"):
         batcher.max_size = float("nan")  # type: ignore[assignment]
     assert values("inference_batch_max_size") == {(): 8}
+
+
+def test_numbers_of_numpy_can_be_configured() -> None:
+    RequestBatcher("b", max_size=np.int64(8), window_seconds=np.float32(0.25), service="s")  # type: ignore[arg-type]
+    assert values("inference_batch_max_size") == {(): 8}
+    assert values("inference_batch_window_seconds") == {(): 0.25}
+
+
+def test_a_padding_error_is_that_of_the_service_that_has_the_batcher() -> None:
+    StageTimingMiddleware(Starlette(), service="first")
+    RequestBatcher("b", service="s").note_padding(used=2, total=1)
+    assert nonzero("tailwatch_errors_total", ["service"]) == {("s",): 1}
 
 
 def test_batchers_are_capped() -> None:

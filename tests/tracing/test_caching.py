@@ -62,6 +62,12 @@ def test_a_similarity_of_nonsense_harms_nobody(similarity: Any) -> None:
     assert nonzero("tailwatch_errors_total", ["where"]) == {("metrics",): 1}
 
 
+def test_an_error_is_that_of_the_service_that_has_the_cache() -> None:
+    StageTimingMiddleware(Starlette(), service="first")
+    ResultCache("answers", service="s").semantic_hit(float("nan"))
+    assert nonzero("tailwatch_errors_total", ["service"]) == {("s",): 1}
+
+
 def test_caches_are_capped() -> None:
     for i in range(70):
         ResultCache(f"c{i}", service="s").miss()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 
@@ -103,9 +104,16 @@ def test_models_are_capped() -> None:
     assert len(info()) == 60
 
 
+def test_seconds_of_numpy_are_seconds() -> None:
+    model_loaded("m", version="1", load_seconds=np.float32(1.5), service="s")  # type: ignore[arg-type]
+    assert seconds() == {("m", "1"): 1.5}
+
+
 def test_a_model_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match="model '': expected a name that is not empty"):
         model_loading("", version="1")
     with pytest.raises(ValueError, match="model m: load_seconds='2': expected 0 or more"):
         model_loaded("m", version="1", load_seconds="2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="model m: load_seconds=inf: expected 0 or more"):
+        model_loaded("m", version="1", load_seconds=float("inf"))
     assert info() == {}

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from tailwatch_tracing import StageTimingMiddleware, stage
+from tailwatch_tracing import StageTimingMiddleware, downstream, stage
 from tailwatch_tracing.service import service_named
 from tailwatch_tracing.spans import are_configured, sampling
 from tailwatch_tracing.spans.conventions import LONGEST_VALUE
@@ -594,6 +594,21 @@ def test_an_outage_keeps_a_bounded_number_and_counts_the_rest(
     assert len(unsampled.spans().spans) == 2 * sampling.KEPT_PER_SECOND * 2
     # Five requests of a second, twice, with one stage each.
     assert values("tailwatch_spans_dropped_total", "reason")[("keep_limit",)] == 20
+
+
+def test_calls_of_a_trace_that_is_not_kept_any_more_are_counted(
+    unsampled: Traced, clock: Clock
+) -> None:
+    async def handler(incoming: Request) -> Response:
+        with downstream("db"):
+            pass
+        raise LookupError("a row")
+
+    app = StageTimingMiddleware(Starlette(routes=[Route("/", handler)]), service="s")
+    for _ in range(sampling.KEPT_PER_SECOND + 1):
+        with pytest.raises(LookupError):
+            asyncio.run(request(app, "/"))
+    assert values("tailwatch_spans_dropped_total", "reason")[("keep_limit",)] == 2
 
 
 def test_ids_differ_however_the_service_seeds(traced: Traced) -> None:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tailwatch_tracing import RequestQueue, StageTimingMiddleware, render_metrics, stage
+from tailwatch_tracing import (
+    RequestBatcher,
+    RequestQueue,
+    ResultCache,
+    StageTimingMiddleware,
+    count_tokens,
+    downstream,
+    render_metrics,
+    stage,
+)
+from tailwatch_tracing.families import METRICS
 from tests.tracing.asgi import nonzero, request
 from tests.tracing.conftest import Clock
+from tests.tracing.test_cuda import Gpu
 from tests.tracing.test_spans import NOT_SAMPLED, SAMPLED, TRACE_ID, Traced
 
 
@@ -27,8 +40,8 @@ def exemplars() -> dict[tuple[str, str], list[Any]]:
     for family in text_string_to_metric_families(body.decode()):
         for sample in family.samples:
             if sample.exemplar:
-                (label,) = (v for k, v in sample.labels.items() if k not in ("service", "le"))
-                found.setdefault((family.name, label), []).append(sample.exemplar)
+                others = [v for k, v in sample.labels.items() if k not in ("service", "le")]
+                found.setdefault((family.name, "".join(others)), []).append(sample.exemplar)
     return found
 
 
@@ -164,6 +177,97 @@ def test_first_chunk_gaps_and_queues_point_to_it(traced: Traced) -> None:
         ("inference_queue_wait_seconds", "gpu"),
     ]:
         assert found[series][0].labels["trace_id"] == TRACE_ID, series
+
+
+def test_every_histogram_of_a_request_points_to_it(traced: Traced) -> None:
+    queue, batcher, cache = RequestQueue("q"), RequestBatcher("b"), ResultCache("c")
+
+    async def handler(incoming: Request) -> Response:
+        cache.semantic_hit(0.93)
+        with queue.enter(), downstream("db"):
+            pass
+        with batcher.join() as place, batcher.run([place]):
+            batcher.note_padding(used=1, total=2)
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(3):
+                count_tokens(output=1)
+                yield b"x"
+
+        return StreamingResponse(body(), background=BackgroundTask(time.sleep, 0.01))
+
+    app = StageTimingMiddleware(
+        Starlette(routes=[Route("/", handler)]), service="s", trust_request_start=True
+    )
+    stamp = (b"x-request-start", f"t={time.time() - 1}".encode())
+    asyncio.run(request(app, "/", headers=[*SAMPLED, stamp]))
+    found = exemplars()
+    histograms = {
+        name
+        for name, metric in METRICS.items()
+        if metric.kind == "histogram" and name.startswith("inference_")
+    }
+    websocket = {"inference_websocket_duration_seconds"}  # which has no span
+    assert {family for family, _ in found} == histograms - websocket
+    assert {each.labels["trace_id"] for of in found.values() for each in of} == {TRACE_ID}
+    assert found[("inference_batch_padding_ratio", "b")][0].value == 0.5
+    assert found[("inference_cache_similarity_ratio", "c")][0].value == 0.93
+
+
+def test_a_batch_points_to_a_member_that_is_kept(traced: Traced) -> None:
+    batcher = RequestBatcher("b")
+    places: list[Any] = []
+
+    async def handler(incoming: Request) -> Response:
+        with batcher.join() as place:
+            places.append(place)
+            while len(places) < 2:
+                await asyncio.sleep(0)
+            if places[0] is place:
+                with batcher.run(places):
+                    batcher.note_padding(used=3, total=4)
+        return PlainTextResponse("ok")
+
+    app = StageTimingMiddleware(Starlette(routes=[Route("/", handler)]), service="s")
+
+    async def both() -> None:
+        await asyncio.gather(*(request(app, "/", headers=h) for h in (NOT_SAMPLED, SAMPLED)))
+
+    asyncio.run(both())
+    found = exemplars()
+    for family, value in (("inference_batch_size", 2), ("inference_batch_padding_ratio", 0.25)):
+        (exemplar,) = found[(family, "b")]
+        assert (exemplar.labels["trace_id"], exemplar.value) == (TRACE_ID, value)
+
+
+@pytest.mark.parametrize("when", ["before the answer", "after the answer"])
+def test_the_gpus_time_is_what_points_to_it(
+    traced: Traced, clock: Clock, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    gpu = Gpu(clock)
+    monkeypatch.setitem(sys.modules, "torch", gpu.module())
+
+    async def handler(incoming: Request) -> Response:
+        with stage("inference", cuda=True):
+            gpu.launch(0.030)
+            clock.advance(0.001)
+        if when == "before the answer":
+            gpu.wait()
+        return PlainTextResponse("ok")
+
+    app = StageTimingMiddleware(Starlette(routes=[Route("/", handler)]), service="s")
+    asyncio.run(request(app, "/", headers=SAMPLED))
+    gpu.wait()
+    render_metrics()  # reads what the GPU has done since
+    (exemplar,) = exemplars()[("inference_stage_duration_seconds", "inference")]
+    assert exemplar.value == 0.030
+
+
+def test_a_trace_that_has_no_room_is_no_exemplar(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, OTEL_BSP_MAX_QUEUE_SIZE="2")  # this one has three spans
+    traced.get("/x/7", headers=SAMPLED)
+    assert exemplars() == {}
+    assert nonzero("tailwatch_spans_dropped_total", ["reason"]) == {("queue_full",): 3}
 
 
 def test_what_ends_after_the_request_points_to_it(traced: Traced) -> None:

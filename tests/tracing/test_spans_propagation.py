@@ -85,11 +85,30 @@ def test_two_traceparents_are_none() -> None:
         (b"a=1,b", []),
         (b"a=" + b"x" * MOST_STATE_BYTES, []),
         (b",".join(b"k%d=v" % i for i in range(33)), []),
+        (b",".join(b"k%d=v" % i for i in range(33)) + b",a=" + b"x" * 200, []),
         (b"a=\xff", []),
     ],
 )
 def test_tracestate_is_whole_or_nothing(value: bytes, expected: list[tuple[str, str]]) -> None:
     assert parse_tracestate(value) == expected
+
+
+def test_of_a_long_tracestate_long_members_go_first_then_the_last() -> None:
+    """At least 512 characters are to be sent on, W3C's "Tracestate Limits"."""
+    short = [(f"k{i:02}", "v" * 27) for i in range(20)]  # 32 bytes each, with a comma
+    members = [("first", "1"), ("long", "x" * 200), *short]
+    value = ",".join(f"{key}={text}" for key, text in members).encode()
+    assert parse_tracestate(value) == [("first", "1"), *short[:15]]
+    assert parse_tracestate(value + b",B=2") == []
+
+
+def test_no_more_of_a_tracestate_is_held_than_is_sent_on() -> None:
+    headers = [(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())]
+    members = b",".join(b"k%02d=" % i + b"v" * 27 for i in range(20))
+    for state in (members, b"a=" + b"x" * 60_000, b"a=1" + b" " * 60_000):
+        parent, _ = read_headers([*headers, (b"tracestate", state)])
+        assert parent is not None
+        assert len(parent.state) <= MOST_STATE_BYTES
 
 
 def test_several_tracestate_headers_are_one_list() -> None:

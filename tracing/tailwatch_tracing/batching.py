@@ -9,6 +9,8 @@ while the CPU time of a batch, which was used once, is counted once.
 from __future__ import annotations
 
 import functools
+import math
+import numbers
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast, overload
@@ -22,7 +24,7 @@ from tailwatch_tracing.instruments import Instrument
 from tailwatch_tracing.page import Level
 from tailwatch_tracing.service import Service
 from tailwatch_tracing.stages import stage
-from tailwatch_tracing.units import NO_UNIT, Unit, current_service, current_unit
+from tailwatch_tracing.units import NO_UNIT, Unit, current_unit
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -122,9 +124,9 @@ class RequestBatcher(Instrument[BatcherCells]):
 
     @max_size.setter
     def max_size(self, size: int | None) -> None:
-        if size is not None and not (isinstance(size, int) and size >= 1):
+        if size is not None and not (isinstance(size, numbers.Integral) and size >= 1):
             raise ValueError(f"batcher {self.name}: max_size={size!r}: expected 1 or more")
-        self._max_size = size
+        self._max_size = None if size is None else int(size)
 
     @property
     def window_seconds(self) -> float | None:
@@ -133,11 +135,13 @@ class RequestBatcher(Instrument[BatcherCells]):
 
     @window_seconds.setter
     def window_seconds(self, seconds: float | None) -> None:
-        if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+        if seconds is not None and not (
+            isinstance(seconds, numbers.Real) and 0 <= seconds < math.inf
+        ):
             raise ValueError(
                 f"batcher {self.name}: window_seconds={seconds!r}: expected seconds, 0 or more"
             )
-        self._window_seconds = seconds
+        self._window_seconds = None if seconds is None else float(seconds)
 
     @overload
     def join(self) -> BatchPlace[None]: ...
@@ -207,6 +211,7 @@ class RequestBatcher(Instrument[BatcherCells]):
             used: Elements of the batch that are input, as its tokens.
             total: All of its elements, padding included: rows times the longest row.
         """
+        cells = self._cells
         try:
             used, total = int(used), int(total)
             if not 0 <= used <= total:
@@ -214,9 +219,15 @@ class RequestBatcher(Instrument[BatcherCells]):
                     f"batcher {self.name}: used={used!r} of total={total!r}: expected 0 to total"
                 )
             if total:
-                self._cells.padding.observe(round((1 - used / total) * RATIO_UNIT))
+                padding = round((1 - used / total) * RATIO_UNIT)
+                cells.padding.observe(padding)
+                unit = current_unit.get()
+                if isinstance(unit, Batch):
+                    unit.note(cells.padding, padding)
+                else:
+                    note(cells.padding, padding, unit)
         except Exception:
-            current_service().note_error("metrics")
+            cells.service.note_error("metrics")
 
     def _table_in(self, service: Service) -> Capped[BatcherCells]:
         batchers = service.part(Batchers)
@@ -294,6 +305,10 @@ class BatchPlace(Generic[Item]):
         self._cells.wait.observe(waited_ns)
         note(self._cells.wait, waited_ns, self._unit)
 
+    def _note(self, cell: HistogramCell, value: int) -> None:
+        """Note for the member what was observed of its batch."""
+        note(cell, value, self._unit)
+
     def _credit(self, interval: stage) -> None:
         """Let a stage of the batch open in the member's unit of work."""
         if not self.left_ns:
@@ -364,6 +379,7 @@ class Batch(Unit):
         try:
             now_ns = clock.now_ns()
             self._cells.size.observe(len(self._places))
+            self.note(self._cells.size, len(self._places))
             for place in self._places:
                 place._begin_batch(now_ns)
         except Exception:
@@ -406,6 +422,11 @@ class Batch(Unit):
     ) -> None:
         """Count the CPU time, end what began with a member, and give the unit back."""
         self.__exit__(kind, error, traceback)
+
+    def note(self, cell: HistogramCell, value: int) -> None:
+        """Note for every member what was observed of the batch."""
+        for place in self._places:
+            place._note(cell, value)
 
     def fold(self) -> None:
         """Count the CPU time of the intervals that have ended, and forget them."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tailwatch_tracing import families
-from tailwatch_tracing.cells import Capped, Cell, CellStore, HistogramCell
+from tailwatch_tracing.cells import Capped, Cell, HistogramCell
+from tailwatch_tracing.exemplars import note
 from tailwatch_tracing.families import CACHE_REQUESTS, RATIO_UNIT
 from tailwatch_tracing.instruments import Instrument
 from tailwatch_tracing.service import Service
-from tailwatch_tracing.units import current_service
+from tailwatch_tracing.units import current_unit
 
 _CACHE_LIMIT = 64
 
@@ -17,22 +18,23 @@ _EXACT, _SEMANTIC, _MISS = range(len(CACHE_REQUESTS.row))
 class CacheCells:
     """One cache: its results by kind, and the similarity of those that are semantic."""
 
-    __slots__ = ("_name", "_store", "results")
+    __slots__ = ("_name", "results", "service")
 
-    def __init__(self, store: CellStore, name: str) -> None:
-        self._store = store
+    def __init__(self, service: Service, name: str) -> None:
+        self.service = service
         self._name = name
-        self.results: Cell = store.counter(CACHE_REQUESTS, name)
+        self.results: Cell = service.store.counter(CACHE_REQUESTS, name)
 
     @property
     def similarity(self) -> HistogramCell:
         """A cache that only knows exact hits has none."""
-        return self._store.histogram(families.CACHE_SIMILARITY, self._name)
+        return self.service.store.histogram(families.CACHE_SIMILARITY, self._name)
 
 
 def _caches(service: Service) -> Capped[CacheCells]:
-    store = service.store
-    return store.capped(CACHE_REQUESTS, _CACHE_LIMIT, lambda name: CacheCells(store, name))
+    return service.store.capped(
+        CACHE_REQUESTS, _CACHE_LIMIT, lambda name: CacheCells(service, name)
+    )
 
 
 class ResultCache(Instrument[CacheCells]):
@@ -66,15 +68,18 @@ class ResultCache(Instrument[CacheCells]):
             similarity: As it was compared with the threshold, 0 to 1; what rounding has put outside
                 counts as the bound.
         """
-        self._count(_SEMANTIC)
+        cells = self._cells
+        counts = cells.results.counts
+        counts[_SEMANTIC] += 1
         try:
             similarity = float(similarity)
             if similarity != similarity:
                 raise ValueError(f"cache {self.name}: similarity={similarity!r}, expected 0 to 1")
-            within = min(1.0, max(0.0, similarity))
-            self._cells.similarity.observe(round(within * RATIO_UNIT))
+            value = round(min(1.0, max(0.0, similarity)) * RATIO_UNIT)
+            cells.similarity.observe(value)
+            note(cells.similarity, value, current_unit.get())
         except Exception:
-            current_service().note_error("metrics")
+            cells.service.note_error("metrics")
 
     def miss(self) -> None:
         """Count a lookup without a result."""

@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from tailwatch_tracing.cells import HistogramCell
+from tailwatch_tracing.exposition import Exemplar
 from tailwatch_tracing.service import default_service
 
 PENDING_LIMIT = 1024
@@ -40,11 +41,13 @@ def _mark() -> Any:
 class GpuInterval:
     """What the GPU does of one interval of a stage."""
 
-    __slots__ = ("_end", "_start")
+    __slots__ = ("_end", "_observed_ns", "_start", "_trace")
 
     def __init__(self) -> None:
         self._start: Any = None
         self._end: Any = None
+        self._observed_ns: int | None = None
+        self._trace: tuple[str, str, float] | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -70,6 +73,26 @@ class GpuInterval:
             return None
         milliseconds: float = self._start.elapsed_time(self._end)
         return round(milliseconds * 1e6)
+
+    def observe(self, wall: HistogramCell, duration_ns: int) -> None:
+        """Count how long it took in its stage's cell."""
+        wall.observe(duration_ns)
+        self._observed_ns = duration_ns
+        if self._trace is not None:
+            self.point(wall, self._trace)
+
+    def point(self, wall: HistogramCell, trace: tuple[str, str, float]) -> None:
+        """Let the bucket that counts it, as soon as that is known, point to a kept trace.
+
+        Args:
+            wall: Its stage's cell.
+            trace: Ids of trace and span in hexadecimal, and seconds since 1970.
+        """
+        self._trace = trace
+        duration_ns = self._observed_ns
+        if duration_ns is not None:
+            trace_id, span_id, at = trace
+            wall.keep_exemplar(duration_ns, Exemplar(trace_id, span_id, duration_ns / 1e9, at))
 
 
 class _Entry(NamedTuple):
@@ -108,7 +131,7 @@ class PendingTimes:
             self.entries.extendleft(reversed(is_late))
             while len(self.entries) > PENDING_LIMIT:
                 entry = self.entries.popleft()
-                entry.wall.observe(entry.host_ns)
+                entry.interval.observe(entry.wall, entry.host_ns)
         finally:
             self._lock.release()
 
@@ -132,7 +155,7 @@ def _observe(entry: _Entry) -> bool:
         duration_ns = entry.host_ns
     if duration_ns is None:
         return False
-    entry.wall.observe(duration_ns)
+    entry.interval.observe(entry.wall, duration_ns)
     return True
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from tailwatch_tracing import clock
 from tailwatch_tracing.authorization import authorization
 from tailwatch_tracing.cpu import drive
+from tailwatch_tracing.exemplars import observe
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, UPSTREAM_WAIT
 from tailwatch_tracing.request import UNNOTICED_NS, Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
@@ -157,12 +158,12 @@ class StageTimingMiddleware:
         # From the first request on: what a model's loading blocks before is nobody's wait.
         if start_ns > runtime.look_again_ns:
             self._watch_loop()
-        if self._trust_request_start:
-            self._note_upstream_wait(scope)
         spans = service.spans
         if spans is not None:
             request.span = None
             spans.begin(request, app)
+        if self._trust_request_start:
+            self._note_upstream_wait(request)
         token = _set_unit(request)
         try:
             if service.has_suspended_stages:
@@ -210,11 +211,12 @@ class StageTimingMiddleware:
             return False
         return unit.scope.get("headers") is scope.get("headers")
 
-    def _note_upstream_wait(self, scope: Scope) -> None:
+    def _note_upstream_wait(self, request: Request) -> None:
         try:
-            waited_ns = wait_ns(scope["headers"])
+            waited_ns = wait_ns(request.scope["headers"])
             if waited_ns is not None:
-                self._service.store.histogram(UPSTREAM_WAIT).observe(waited_ns)
+                cell = self._service.store.histogram(UPSTREAM_WAIT)
+                observe(cell, waited_ns, request.span_or_none)
         except Exception:
             self._service.note_error("request")
 

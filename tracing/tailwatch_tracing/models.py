@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -151,9 +153,11 @@ def _new_model(
     if not isinstance(name, str) or not name:
         raise ValueError(f"model {name!r}: expected a name that is not empty")
     if load_seconds is not None and not (
-        isinstance(load_seconds, int | float) and load_seconds >= 0
+        isinstance(load_seconds, numbers.Real) and 0 <= load_seconds < math.inf
     ):
         raise ValueError(f"model {name}: load_seconds={load_seconds!r}: expected 0 or more")
+    if load_seconds is not None:
+        load_seconds = float(load_seconds)
     owner = current_service() if service is None else service_named(service)
     models = owner.part(Models)
     return models, LoadedModel(models, name, str(version), load_seconds)

@@ -91,19 +91,20 @@ class ExportQueue:
         self._is_ending = False
         self._is_failing = False
 
-    def add(self, trace: KeptTrace) -> None:
-        """Queue a trace; drop it when it has no room."""
+    def add(self, trace: KeptTrace) -> bool:
+        """Queue a trace and return True; drop it when it has no room."""
         count = trace.span_count
         waiting = self._came - self._went + count
         if waiting > self._capacity:
             self._note_dropped("queue_full", count)
-            return
+            return False
         self._came += count
         self._traces.append(trace)
         if self._thread is None:
             self._start()
         if waiting >= self._batch:
             self._wake.set()
+        return True
 
     def flush(self, seconds: float) -> bool:
         """Export what is queued now; return whether that was done within so many seconds."""

@@ -65,6 +65,10 @@ class Observations:
             for interval in log[:STAGE_SPANS]:
                 cells = stages.get(interval.name)
                 if cells is not None:
+                    gpu = interval.gpu
+                    if gpu is not None and gpu.is_timed and interval.end_ns > 0:
+                        gpu.point(cells.wall, ids)
+                        continue
                     stop_ns = interval.end_ns if 0 < interval.end_ns < end_ns else end_ns
                     _point_latency(cells.wall, stop_ns - interval.start_ns, ids)
             if request.folded is None:
@@ -77,7 +81,7 @@ class Observations:
             cell = request.service.downstream.get(call.target)
             _point_latency(cell, call.end_ns - call.start_ns, ids)
         if self._largest is not None:
-            for cell, value in self._largest.items():
+            for cell, value in list(self._largest.items()):  # threads may add
                 _point(cell, value, ids)
 
 

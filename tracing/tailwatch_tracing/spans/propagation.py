@@ -22,6 +22,8 @@ MOST_BAGGAGE_MEMBERS = 64
 
 _LONGEST_BAGGAGE_MEMBER = 4096  # bytes; OpenTelemetry sends no longer one, and logs it
 _MOST_STATE_MEMBERS = 32
+_LONGEST_STATE = _MOST_STATE_MEMBERS * 514  # bytes of as many of the longest members
+_LONG_STATE_MEMBER = 128
 _LONGEST_TRACEPARENT = 512  # a later version may be longer than the 55 of version 00
 
 _TRACEPARENT = re.compile(
@@ -70,6 +72,9 @@ def read_headers(
     parent = None
     if len(parents) == 1:  # of two nobody knows which is the caller's
         state = b",".join(value for name, value in found if name == b"tracestate")
+        if len(state) > MOST_STATE_BYTES:  # it is held until the trace is exported
+            members = parse_tracestate(state)
+            state = ",".join(f"{key}={value}" for key, value in members).encode()
         parent = parse_traceparent(parents[0], state)
     return parent, baggage
 
@@ -87,8 +92,12 @@ def parse_traceparent(value: bytes, state: bytes = b"") -> RemoteParent | None:
 
 
 def parse_tracestate(value: bytes) -> list[tuple[str, str]]:
-    """Return the members; none when one of them, their number or the length is not allowed."""
-    if len(value) > MOST_STATE_BYTES:
+    """Return the members; none when one of them, or their number, is not allowed.
+
+    Of more than 512 bytes the long members are left out first, then the last ones, as the standard
+    has it ("Tracestate Limits").
+    """
+    if len(value) > _LONGEST_STATE:
         return []
     members: dict[str, str] = {}
     for text in value.decode("latin-1").split(","):
@@ -99,7 +108,16 @@ def parse_tracestate(value: bytes) -> list[tuple[str, str]]:
         if match is None or match[1] in members:
             return []
         members[match[1]] = match[2]
-    return list(members.items()) if len(members) <= _MOST_STATE_MEMBERS else []
+    if len(members) > _MOST_STATE_MEMBERS:
+        return []
+    size = sum(len(key) + len(text) + 2 for key, text in members.items()) - 1
+    for longest in (_LONG_STATE_MEMBER, 0):
+        for key, text in reversed(list(members.items())):
+            member_size = len(key) + 1 + len(text)
+            if size > MOST_STATE_BYTES and member_size > longest:
+                del members[key]
+                size -= member_size + 1
+    return list(members.items())
 
 
 def parse_baggage(values: Sequence[bytes]) -> dict[str, str]:

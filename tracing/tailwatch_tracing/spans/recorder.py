@@ -192,17 +192,19 @@ class SpanRecorder:
         )
         self.send(kept, request, log)
 
-    def send(self, kept: KeptTrace, request: Request, log: Sequence[stage]) -> None:
-        """Send the spans of a kept trace to where they go."""
+    def send(self, kept: KeptTrace, request: Request, log: Sequence[stage]) -> bool:
+        """Send the spans of a kept trace to where they go; return whether there is room for it."""
+        is_taken = True
         if self._by_provider is not None:
             self._by_provider.send(kept)
         else:
-            self._queue.add(kept)
+            is_taken = self._queue.add(kept)
         missing = len(log) - len(kept.stages)
         if request.folded is not None:
             missing += request.folded.count
         if missing:
             self.note_dropped("stage_limit", missing)
+        return is_taken
 
     def checked(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, Any]:
         """Return a request's own attributes within the SDK's limits, without those it refuses."""

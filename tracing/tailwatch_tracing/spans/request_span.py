@@ -190,7 +190,8 @@ class RequestSpan(Observations, trace.Span):
                 late = "failed"
             elif slo_ns is not None and end_ns - request.start_ns > slo_ns:
                 late = "slow"
-            if not late or not self._recorder.may_keep(end_ns, 1 + len(log)):
+            spans = 1 + len(log) + len(calls_of(request))
+            if not late or not self._recorder.may_keep(end_ns, spans):
                 self._flags = flags | _OVER
                 return
         self._keep(request, route, status, outcome, end_ns, log, late)
@@ -217,7 +218,7 @@ class RequestSpan(Observations, trace.Span):
         if self._attributes is not None:
             attributes.update(recorder.checked(self._attributes))
         parent = self._parent
-        recorder.send(
+        is_taken = recorder.send(
             KeptTrace(
                 self._trace_id,
                 self._span_id,
@@ -240,16 +241,17 @@ class RequestSpan(Observations, trace.Span):
             request,
             log,
         )
-        self.point_to(
-            f"{self._trace_id:032x}",
-            f"{self._span_id:016x}",
-            request,
-            route,
-            outcome,
-            end_ns,
-            offset_ns,
-            log,
-        )
+        if is_taken:
+            self.point_to(
+                f"{self._trace_id:032x}",
+                f"{self._span_id:016x}",
+                request,
+                route,
+                outcome,
+                end_ns,
+                offset_ns,
+                log,
+            )
 
 
 _OVER = 0x100  # beside the flags of a traceparent: the request has ended
