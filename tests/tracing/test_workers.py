@@ -364,6 +364,24 @@ def test_levels_are_written_when_they_change(tmp_path: Path) -> None:
         assert (path.stat().st_ino != before) == is_new
 
 
+def test_levels_that_cannot_be_written_are_not_those_of_before(tmp_path: Path) -> None:
+    """On a full device a request that has ended would else look like one that hangs."""
+    path = tmp_path / "worker-1-a.levels"
+    levels = LevelsFile(path)
+    levels.write([("s", Level(families.OLDEST_IN_FLIGHT, (), 0.1))], "", 0)
+    in_the_way = tmp_path / "worker-1-a.new"
+    in_the_way.mkdir()
+    with pytest.raises(IsADirectoryError):
+        levels.write([("s", Level(families.OLDEST_IN_FLIGHT, (), 0.0))], "", 10**9)
+    snapshot = Snapshot()
+    read_into(snapshot, path, 600 * 10**9)
+    assert snapshot.levels == {}
+    in_the_way.rmdir()
+    levels.write([("s", Level(families.OLDEST_IN_FLIGHT, (), 0.0))], "", 10**9)
+    read_into(snapshot, path, 600 * 10**9)
+    assert snapshot.levels == {families.OLDEST_IN_FLIGHT.name: {("s", ()): 0.0}}
+
+
 def test_exemplars_of_siblings_are_on_the_page_the_newest_of_each_bucket(tmp_path: Path) -> None:
     theirs = service.Service("s")
     duration = theirs.route_cells("/x").duration

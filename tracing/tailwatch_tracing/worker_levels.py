@@ -9,6 +9,7 @@ import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Head(NamedTuple):
 
 
 class LevelsFile:
-    """This worker's text; written only when something has changed."""
+    """This worker's text; written only when something has changed, removed if it cannot be."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,9 +53,20 @@ class LevelsFile:
         )
         if body != self._body:
             head = json.dumps(Head(monotonic_ns, gc.get_stats()))
-            self._unfinished.write_text(f"{head}\n{body}")
-            os.replace(self._unfinished, self._path)
+            try:
+                self._unfinished.write_text(f"{head}\n{body}")
+                os.replace(self._unfinished, self._path)
+            except OSError:
+                self._retract()
+                raise
             self._body = body
+
+    def _retract(self) -> None:
+        """Say nothing rather than what was: a request that has ended would grow older for ever."""
+        self._body = ""
+        for path in (self._path, self._unfinished):
+            with suppress(OSError):
+                path.unlink()
 
 
 def exemplar_lines(stores: Iterable[CellStore]) -> str:
