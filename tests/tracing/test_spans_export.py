@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from starlette.applications import Starlette
@@ -126,6 +127,48 @@ def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spans["GET /x"].kind == Span.SPAN_KIND_SERVER
     assert collector.paths == ["/v1/traces"]
     assert collector.received.resources()[0]["service.name"] == "embedder"
+
+
+def test_what_cannot_be_encoded_loses_no_other_span(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half of a character, as in `json.loads('"\\ud83d"')` of what a client has cut in two."""
+    half, whole = "a\ud83d", "a?"
+
+    async def handler(incoming: Request) -> Response:
+        span = trace.get_current_span()
+        span.update_name(half)
+        span.set_attribute("answer", half)
+        span.set_status(trace.StatusCode.ERROR, half)
+        span.add_event(half, {"cause": half, "what": object()}, 1.5)  # type: ignore[arg-type, dict-item]
+        span.add_event(5)  # type: ignore[arg-type]
+        span.add_link(span.get_span_context(), {"why": half})
+        span.record_exception(ValueError(half))
+        with stage(half), downstream(half):
+            return PlainTextResponse("ok")
+
+    with http_collector() as collector:
+        service = Service(monkeypatch, collector.port)
+        service.app = StageTimingMiddleware(
+            Starlette(routes=[Route("/x", handler)]), service="embedder"
+        )
+        service.get()
+        server, *below = collector.received.wait_for(3)
+        service.close()
+    assert (server.name, server.status.message) == (whole, whole)
+    assert [span.name for span in below] == [whole, whole]
+    assert [event.name for event in server.events] == [whole, "5", "exception"]
+    assert {each.key for each in server.events[0].attributes} == {"cause", "what"}
+    for name, attributes in (
+        ("answer", server.attributes),
+        ("why", server.links[0].attributes),
+        ("exception.message", server.events[2].attributes),
+        ("peer.service", below[1].attributes),
+    ):
+        (text,) = (each.value.string_value for each in attributes if each.key == name)
+        assert text == whole
+    assert dropped() == {}
+    assert "Failed to encode" not in caplog.text
 
 
 def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tailwatch_tracing.cells import OVERFLOW
+from tailwatch_tracing.cells import OVERFLOW, as_text
 from tailwatch_tracing.routes import UNMATCHED, Scope
 from tailwatch_tracing.service import METHODS
 
@@ -38,6 +38,12 @@ def omitted_from(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names in TAILWATCH_SPAN_OMIT, separated by commas."""
     names = environ.get("TAILWATCH_SPAN_OMIT", "").split(",")
     return frozenset(name.strip() for name in names if name.strip())
+
+
+def span_text(value: object) -> str:
+    """Return a text that can be encoded: one span that cannot be loses all of its batch."""
+    text = as_text(value)
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def request_attributes(scope: Scope, omitted: Iterable[str] = ()) -> Attributes:
@@ -119,7 +125,7 @@ def _error_type(status: int, outcome: str) -> str:
 
 def call_attributes(call: Call) -> dict[str, str]:
     """Return what is known of a call to another service."""
-    attributes = {"peer.service": call.target}
+    attributes = {"peer.service": span_text(call.target)}
     if call.error is not None:
         attributes["error.type"] = type_name(call.error)
     return attributes

@@ -27,7 +27,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from tailwatch_tracing.service import VERSION
-from tailwatch_tracing.spans.conventions import SCHEMA_URL, call_attributes
+from tailwatch_tracing.spans.conventions import SCHEMA_URL, call_attributes, span_text
 from tailwatch_tracing.spans.kept import KeptTrace
 from tailwatch_tracing.spans.request_span import (
     ERROR,
@@ -293,7 +293,7 @@ class SpanMaker:
             )
         for call in trace.calls:
             yield ReadableSpan(
-                call.target,
+                span_text(call.target),
                 child_of(own, call.span_id or self._random.getrandbits(64) or 1),
                 child_of(own, call.parent_id or own.span_id),
                 self._resource,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tailwatch_tracing.cells import as_text
+from tailwatch_tracing.spans.conventions import span_text
 from tailwatch_tracing.spans.propagation import RemoteParent
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def stage_times(log: Sequence[stage], end_ns: int, offset_ns: int) -> list[tuple
     """Return the first stages of a request; one that is open at its end is cut there."""
     return [
         (
-            as_text(interval.name),  # one span that cannot be encoded loses all of its batch
+            span_text(interval.name),
             interval.start_ns + offset_ns,
             (interval.end_ns if 0 < interval.end_ns < end_ns else end_ns) + offset_ns,
         )

@@ -36,6 +36,7 @@ from tailwatch_tracing.spans.conventions import (
     call_attributes,
     request_attributes,
     span_name,
+    span_text,
 )
 from tailwatch_tracing.spans.kept import KeptTrace
 from tailwatch_tracing.spans.observations import Observations
@@ -164,7 +165,7 @@ class ProviderSpans:
             if call.span_id:
                 self._ids.give(kept.trace_id, call.span_id)
             span = self._late.start_span(
-                call.target,
+                span_text(call.target),
                 _context_of(child_of(own, call.parent_id or own.span_id)),
                 SpanKind.CLIENT,
                 call_attributes(call),

@@ -24,7 +24,7 @@ from tailwatch_tracing.spans.adopted import (
     telemetry_within,
     watch,
 )
-from tailwatch_tracing.spans.conventions import omitted_from
+from tailwatch_tracing.spans.conventions import omitted_from, span_text
 from tailwatch_tracing.spans.export import ExportQueue, exporter_class
 from tailwatch_tracing.spans.kept import KeptTrace, calls_of, stage_times
 from tailwatch_tracing.spans.observations import Observations
@@ -207,10 +207,13 @@ class SpanRecorder:
         return is_taken
 
     def checked(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, Any]:
-        """Return a request's own attributes within the SDK's limits, without those it refuses."""
+        """Return what code within a request adds, within the SDK's limits and as it takes it."""
         return BoundedAttributes(
             self._limits.max_span_attributes,
-            attributes,
+            {
+                key: span_text(value) if isinstance(value, str) else value
+                for key, value in attributes.items()
+            },
             max_value_len=self._limits.max_span_attribute_length,
         )
 

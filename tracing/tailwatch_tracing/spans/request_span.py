@@ -18,6 +18,7 @@ from tailwatch_tracing.spans.conventions import (
     add_outcome,
     request_attributes,
     span_name,
+    span_text,
 )
 from tailwatch_tracing.spans.kept import KeptTrace, Server, calls_of, stage_times
 from tailwatch_tracing.spans.observations import Observations
@@ -112,22 +113,25 @@ class RequestSpan(Observations, trace.Span):
         if self._events is None:
             self._events = []
         if len(self._events) < MOST_ITEMS:
-            self._events.append(Event(name, attributes, timestamp or time.time_ns()))
+            checked = self._recorder.checked(attributes or {})
+            self._events.append(Event(span_text(name), checked, int(timestamp or time.time_ns())))
 
     def add_link(self, context: SpanContext, attributes: Attributes = None) -> None:
         """Point to a span of another trace."""
         if self._links is None:
             self._links = []
         if len(self._links) < MOST_ITEMS:
-            self._links.append(Link(context, attributes))
+            self._links.append(Link(context, self._recorder.checked(attributes or {})))
 
     def update_name(self, name: str) -> None:
         """Set the span's name, instead of method and route."""
-        self._name = name
+        self._name = span_text(name)
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
         """Set the status, instead of what the outcome says; OK is final, UNSET says nothing."""
         given = status if isinstance(status, Status) else Status(status, description)
+        if given.description is not None:
+            given = Status(given.status_code, span_text(given.description))
         known = self._status
         is_final = known is not None and known.status_code is StatusCode.OK
         if given.status_code is not StatusCode.UNSET and not is_final:
