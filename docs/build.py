@@ -113,7 +113,7 @@ def arguments(docstring: str) -> dict[str, str]:
 def _names_with_options() -> list[str]:
     return [
         name
-        for name in tailwatch_tracing.__all__
+        for name in (*tailwatch_tracing.__all__, "TrainingMonitor")
         if name not in _RETURNED and _signature(name, SOURCE)[0]
     ]
 

@@ -754,7 +754,7 @@ def test_an_endpoint_without_the_extra_is_said(
 def test_nothing_but_the_client_library_is_imported_without_an_endpoint() -> None:
     code = """
         import sys
-        from tailwatch_tracing import StageTimingMiddleware, render_metrics
+        from tailwatch_tracing import *
         StageTimingMiddleware(None, service="s")
         body, _ = render_metrics()
         assert b"spans_dropped" not in body

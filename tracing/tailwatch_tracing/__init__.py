@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from tailwatch_tracing.serving import metrics_app, render_metrics, serve_metrics
     from tailwatch_tracing.stages import stage
     from tailwatch_tracing.tokens import count_tokens
-    from tailwatch_tracing.training.monitor import TrainingMonitor
+    from tailwatch_tracing.training.monitor import TrainingMonitor as TrainingMonitor
 
+# Without TrainingMonitor: it needs torch, and `import *` is to work everywhere.
 __all__ = [
     "BatchPlace",
     "CascadeTier",
@@ -28,7 +29,6 @@ __all__ = [
     "RequestQueue",
     "ResultCache",
     "StageTimingMiddleware",
-    "TrainingMonitor",
     "count_tokens",
     "downstream",
     "metrics_app",
