@@ -104,6 +104,14 @@ def test_models_are_capped() -> None:
     assert len(info()) == 60
 
 
+def test_a_version_that_is_loaded_again_has_the_seconds_of_the_last_time() -> None:
+    model_loaded("m", version="1", load_seconds=9, service="s")
+    again = model_loaded("m", version="1", load_seconds=2, service="s")
+    assert (len(info()), seconds()) == (1, {("m", "1"): 2})
+    again.unload()
+    assert seconds() == {("m", "1"): 9}
+
+
 def test_seconds_of_numpy_are_seconds() -> None:
     model_loaded("m", version="1", load_seconds=np.float32(1.5), service="s")  # type: ignore[arg-type]
     assert seconds() == {("m", "1"): 1.5}

@@ -36,20 +36,20 @@ class Models:
         self._loaded.pop(model, None)
 
     def _levels(self) -> Iterator[Level]:
-        apart: set[tuple[str, str]] = set()
+        seconds: dict[tuple[str, str], float | None] = {}
         for model in list(self._loaded):
             values = (model.name, str(model.version))
-            if len(apart) < _MODEL_LIMIT:
-                apart.add(values)
-            if values not in apart:
+            if values not in seconds and len(seconds) >= _MODEL_LIMIT:
                 values = (OVERFLOW, OVERFLOW)
+            seconds[values] = model.load_seconds
+        for values, load_seconds in seconds.items():
             yield Level(MODEL_INFO, values, 1)
-            if model.load_seconds is not None:
-                yield Level(MODEL_LOAD, values, model.load_seconds)
+            if load_seconds is not None:
+                yield Level(MODEL_LOAD, values, load_seconds)
 
 
 class LoadedModel:
-    """A model in memory, on the page until `unload`. Of two of one version one is seen.
+    """A model in memory, on the page until `unload`. Of two of one version the later is seen.
 
     `load_seconds` is None where nobody has measured it.
     """

@@ -47,8 +47,8 @@ class Observations:
 
     def point_to(
         self,
-        trace_id: str,
-        span_id: str,
+        trace_id: int,
+        span_id: int,
         request: Request,
         route: RouteCells,
         outcome: str,
@@ -56,8 +56,8 @@ class Observations:
         offset_ns: int,
         log: Sequence[stage],
     ) -> None:
-        """Let the histograms that have counted the request point to its trace; ids are in hex."""
-        self._ids = ids = (trace_id, span_id, (end_ns + offset_ns) / 1e9)
+        """Let the histograms that have counted the request point to its trace."""
+        self._ids = ids = (f"{trace_id:032x}", f"{span_id:016x}", (end_ns + offset_ns) / 1e9)
         if outcome != "rejected":  # which is in no duration and in no stage
             service = request.service
             _point_latency(route.duration, end_ns - request.start_ns, ids)

@@ -229,8 +229,8 @@ class ProviderSpan(Observations):
         span.end(end_ns + offset_ns)
         if ids.trace_flags.sampled:
             self.point_to(
-                f"{ids.trace_id:032x}",
-                f"{ids.span_id:016x}",
+                ids.trace_id,
+                ids.span_id,
                 request,
                 route,
                 outcome,

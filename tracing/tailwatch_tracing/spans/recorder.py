@@ -161,8 +161,8 @@ class SpanRecorder:
         offset_ns = time.time_ns() - clock.now_ns()
         self.send_below(ids, request, end_ns, offset_ns, log)
         observations.point_to(
-            f"{ids.trace_id:032x}",
-            f"{ids.span_id:016x}",
+            ids.trace_id,
+            ids.span_id,
             request,
             route,
             outcome,

@@ -247,8 +247,8 @@ class RequestSpan(Observations, trace.Span):
         )
         if is_taken:
             self.point_to(
-                f"{self._trace_id:032x}",
-                f"{self._span_id:016x}",
+                self._trace_id,
+                self._span_id,
                 request,
                 route,
                 outcome,
