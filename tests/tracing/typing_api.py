@@ -19,6 +19,7 @@ from tailwatch_tracing import (
     RequestQueue,
     ResultCache,
     StageTimingMiddleware,
+    TrainingMonitor,
     count_tokens,
     downstream,
     metrics_app,
@@ -116,3 +117,14 @@ def lengths(texts: Sequence[str]) -> list[int]:
 @encoder.wrap
 async def vectors(texts: list[str]) -> list[float]:
     return [0.0 for _ in texts]
+
+
+def train() -> None:
+    with TrainingMonitor("job", optimizer=None, every_steps=10, rank=0) as monitor:
+        for batch in monitor.batches([1, 2], samples=lambda each: each + 1):
+            assert_type(batch, int)
+            monitor.loss(0.5)
+            monitor.grad_norm(1.0, max_norm=2.0)
+            with monitor.phase("checkpoint"), monitor.pause(), monitor.optimizer_step():
+                pass
+        monitor.push_to("127.0.0.1:9091", every_seconds=15)

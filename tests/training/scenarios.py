@@ -24,6 +24,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
     DataLoader,
     DistributedSampler,
@@ -158,6 +159,40 @@ def not_finite() -> list[str]:
         pages.append(page())
     pages.append(page())
     return pages
+
+
+def reused_loss() -> str:
+    """Every step writes its loss into the same tensor, as a captured CUDA graph does."""
+    loss = torch.zeros(())
+    monitor = TrainingMonitor("graph", every_steps=4)
+    for index in monitor.batches(range(5)):
+        loss.fill_(float(index))
+        monitor.loss(loss)
+        with monitor.optimizer_step():
+            pass
+        loss.fill_(1000.0)
+    return page()
+
+
+def without_batches() -> str:
+    """A loop that tells its losses, and whose loader the monitor does not know."""
+    model = small_model()
+    optimizer = sgd(model)
+    monitor = TrainingMonitor("loose", optimizer=optimizer, every_steps=2)
+    for index, batch in enumerate(DataLoader(dataset(), batch_size=16)):
+        mse(model, batch).backward()
+        optimizer.step()
+        monitor.loss(torch.tensor(float(index)))
+    return page()
+
+
+def uneven_steps() -> str:
+    """Between two readings, steps of 8, 12 and 2 samples."""
+    monitor = TrainingMonitor("uneven", every_steps=4, data_parallel_size=3)
+    for _ in monitor.batches([torch.ones(n) for n in (1, 8, 12, 2, 1)]):
+        with monitor.optimizer_step():
+            pass
+    return page()
 
 
 def only_not_finite() -> str:
@@ -322,6 +357,22 @@ def sample_counts() -> str:
     for name, loader in batch_of.items():
         for _ in TrainingMonitor(name).batches(loader):
             pass
+
+    class Stateful(DataLoader):
+        """As torchdata's: it asks its sampler's iterator for a state."""
+
+        def __iter__(self) -> Any:
+            assert type(self.batch_sampler) is BatchSampler
+            return super().__iter__()
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    for _ in TrainingMonitor("stateful").batches(Stateful(twenty, batch_size=8)):
+        pass
+    twos = TensorDataset(torch.ones(10, 2))
+    for _ in TrainingMonitor("unbatched").batches(DataLoader(twos, batch_size=None)):
+        pass
     monitor = TrainingMonitor("told")
     for _ in monitor.batches(["abc", "de"], samples=len):
         pass
@@ -585,8 +636,8 @@ def sample_order(sampler: str, epochs: int = 4) -> str:
     return page()
 
 
-def batch_norm(shift: float) -> dict[str, Any]:
-    """Three steps on inputs that are shifted and stretched in rank 1."""
+def batch_norm(shift: float, stretch: float) -> dict[str, Any]:
+    """Three steps on inputs that are shifted or stretched in rank 1."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
     wrapped = DistributedDataParallel(model, broadcast_buffers=False)
@@ -594,7 +645,7 @@ def batch_norm(shift: float) -> dict[str, Any]:
     monitor = TrainingMonitor("bn", optimizer=optimizer, model=wrapped, every_steps=2)
     batch = next(iter(DataLoader(dataset(), batch_size=16)))
     rank = dist.get_rank()
-    batches = [(batch[0] * (1 + shift * rank) + shift * rank, batch[1])] * 3
+    batches = [(batch[0] * (1 + stretch * rank) + shift * rank, batch[1])] * 3
     expected = 0.0
     for step, each in enumerate(monitor.batches(batches), 1):
         mse(wrapped, each).backward()
@@ -646,7 +697,7 @@ def only_rank_0_watches() -> str:
     return page()
 
 
-def sharded(how: str) -> dict[str, Any]:
+def sharded(how: str, told: str = "") -> dict[str, Any]:
     """One step; the expected norms are of the whole gradient, computed on a copy."""
     model = small_model()
     batch = next(iter(own_batches()))
@@ -674,6 +725,12 @@ def sharded(how: str) -> dict[str, Any]:
     for each in monitor.batches([batch]):
         loss = mse(wrapped, each)
         loss.backward()
+        if told == "dtensor":
+            monitor.grad_norm(clip_grad_norm_(wrapped.parameters(), 1e9))
+        elif told and how == "fsdp2":
+            monitor.grad_norm(clip_grad_norm_(wrapped.parameters(), 1e9).full_tensor())
+        elif told:
+            monitor.grad_norm(wrapped.clip_grad_norm_(1e9))
         optimizer.step()
         optimizer.zero_grad()
         monitor.loss(loss)

@@ -115,6 +115,24 @@ def test_there_is_no_loss_where_none_is_finite(solo: Ranks) -> None:
     assert "training_loss" not in names(page)
 
 
+def test_a_loss_is_that_of_its_step(solo: Ranks) -> None:
+    """Whatever is written into the same tensor later: losses 1, 2 and 3 since the first reading."""
+    assert only(run(solo, "reused_loss"), "training_loss") == 2
+
+
+def test_a_loop_whose_loader_is_not_known(solo: Ranks) -> None:
+    """Losses are read by the next step; only what batches would tell is missing."""
+    page = run(solo, "without_batches")
+    assert only(page, "training_steps_total") == 4
+    assert only(page, "training_loss") == 1  # of the second step, read with the third
+    assert "training_samples_total" not in names(page)
+
+
+def test_an_effective_batch_is_that_of_the_largest_step(solo: Ranks) -> None:
+    """An epoch's last step is smaller, and may be the one that is read."""
+    assert only(run(solo, "uneven_steps"), "training_effective_batch_size") == 36
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_loss_scaler(solo: Ranks, fused: bool) -> None:
     """A step with infinite gradients is skipped; norms are those of the loss that is not scaled.
@@ -173,9 +191,9 @@ def test_a_slow_data_loader(solo: Ranks) -> None:
     result = run(solo, "slow_data_loader")
     phases = by(result["page"], "training_phase_seconds_total", "phase")
     assert 0.6 < phases["data"] <= result["seconds"]
-    assert phases["data"] > 20 * phases["compute"]
+    assert phases["data"] > 3 * phases["compute"]
     waited = only(result["page"], "training_loader_wait_seconds_total")
-    assert waited == pytest.approx(phases["data"], rel=0.05)
+    assert waited == pytest.approx(phases["data"], abs=0.1)
     settings = ["num_workers", "prefetch_factor", "pin_memory", "persistent_workers"]
     assert page_values(result["page"], "training_loader_info", settings) == {
         ("1", "3", "false", "false"): 1
@@ -191,6 +209,8 @@ def test_samples_are_counted_whatever_a_batch_is(solo: Ranks) -> None:
         "collated": 20,
         "stream": 20,
         "tensors": 20,
+        "stateful": 20,
+        "unbatched": 20,
         "told": 5,
     }
 

@@ -74,12 +74,15 @@ def test_orders_that_repeat(pair: Ranks, sampler: str, repeats: dict[str, int]) 
         assert by(page, "training_sample_order_repeats_total", "across") == repeats
 
 
-@pytest.mark.parametrize("shift", [0, 0.5])
-def test_batch_norm_of_ranks_that_see_other_inputs(pair: Ranks, shift: float) -> None:
-    for result in pair.run("batch_norm", shift=shift):
+@pytest.mark.parametrize(("shift", "stretch"), [(0, 0), (1, 0), (0, 0.5)])
+def test_batch_norm_of_ranks_that_see_other_inputs(
+    pair: Ranks, shift: float, stretch: float
+) -> None:
+    """Another mean, or another deviation."""
+    for result in pair.run("batch_norm", shift=shift, stretch=stretch):
         spread = only(result["page"], "training_bn_spread_ratio")
         assert spread == pytest.approx(result["expected"])
-        assert (spread > 0.05) == bool(shift)
+        assert (spread > 0.05) == (shift + stretch > 0)
 
 
 def test_waiting_for_a_late_rank_is_communication(pair: Ranks) -> None:
@@ -105,6 +108,20 @@ def test_norms_of_shards_are_marked(pair: Ranks, how: str, kind: str) -> None:
     norms = [by(result["page"], "training_grad_norm", "kind") for result in results]
     assert [set(each) for each in norms] == [{kind}, {kind}]
     assert sum(each[kind] ** 2 for each in norms) ** 0.5 == pytest.approx(results[0]["whole"])
+
+
+@pytest.mark.parametrize("how", ["fsdp2", "fsdp1"])
+def test_the_norm_of_the_whole_is_told(pair: Ranks, how: str) -> None:
+    """As the how-to says for each."""
+    for result in pair.run("sharded", how=how, told="whole"):
+        norms = by(result["page"], "training_grad_norm", "kind")
+        assert norms == {"reduced": pytest.approx(result["whole"])}
+
+
+def test_a_norm_that_all_ranks_would_have_to_ask_for_is_refused(pair: Ranks) -> None:
+    for result in pair.run("sharded", how="fsdp2", told="dtensor"):
+        assert set(by(result["page"], "training_grad_norm", "kind")) == {"sharded"}
+        assert by(result["page"], "tailwatch_errors_total", "where")["training"] == 1
 
 
 def test_an_optimizer_that_shards_only_its_state_has_whole_gradients(pair: Ranks) -> None:

@@ -14,13 +14,14 @@ def gradients(optimizer: Any) -> list[torch.Tensor]:
     Nothing is exchanged between ranks: a DTensor is asked for its local part only.
     """
     parameters = (each for group in optimizer.param_groups for each in group["params"])
-    return [_local(each.grad) for each in parameters if each.grad is not None]
+    local = [local_part(each.grad) for each in parameters if each.grad is not None]
+    return [each.coalesce().values() if each.is_sparse else each for each in local]
 
 
-def _local(gradient: Any) -> torch.Tensor:
-    to_local = getattr(gradient, "to_local", None)
-    local: torch.Tensor = gradient if to_local is None else to_local()
-    return local.coalesce().values() if local.is_sparse else local
+def local_part(tensor: Any) -> Any:
+    """Return this rank's part of a DTensor, and any other tensor as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def total_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

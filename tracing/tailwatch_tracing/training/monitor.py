@@ -317,6 +317,11 @@ class TrainingMonitor:
         self._steps.add_samples(samples)
 
     @harmless
+    def read_losses(self) -> None:
+        """Have the losses that were told read now, not with the next step that is read."""
+        self._losses.read(is_due=True)
+
+    @harmless
     def show_norm(self, norm: float) -> None:
         """Show the norm of the whole gradient of a step that is over."""
         self._steps.show_norm(norm)
@@ -337,6 +342,7 @@ class TrainingMonitor:
         """
         if not self._interrupted:
             self._interrupted.append(self._phases.switch(OPTIMIZER))
+        self._look()
         self._steps.begin(optimizer)
 
     @harmless

@@ -99,7 +99,8 @@ class PhaseClock:
 
     def add_wait(self, wait: Wait) -> None:
         """Let a wait within the current phase count as communication."""
-        self._waits.append(wait)
+        if self._phase is not None:
+            self._waits.append(wait)
 
     def credit_finished(self) -> None:
         """Count what the GPU has done by now; the host's time when there is too much to wait for.

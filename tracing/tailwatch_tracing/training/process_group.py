@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import torch  # pyright: ignore[reportMissingImports]
 
 from tailwatch_tracing.training.ranks import Ranks
+
+_calls: Counter[str] = Counter()
 
 
 def has_process_group() -> bool:
@@ -29,12 +32,14 @@ def world_size() -> int:
 def find_ranks(prefix: str) -> Ranks | None:
     """Return the other ranks, through the store of the process group; None without one.
 
-    torch has no public name for that store.
+    Every call has keys of its own, those of other ranks' call of the same number.
     """
-    if world_size() < 2 or not has_process_group():
+    # torch has no public name for that store.
+    store_of = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    if store_of is None or not has_process_group() or world_size() < 2:
         return None
-    store = torch.distributed.distributed_c10d._get_default_store()
-    return Ranks(store, prefix, own_rank(), world_size())
+    _calls[prefix] += 1
+    return Ranks(store_of(), f"{prefix}/{_calls[prefix]}", own_rank(), world_size())
 
 
 def _variable(name: str, otherwise: int) -> int:

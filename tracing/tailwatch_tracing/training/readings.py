@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
@@ -27,11 +28,12 @@ def _is_host(device: torch.device) -> bool:
 
 def _mark(device: torch.device) -> Any:
     """Record an event on the device's current stream; None on a device that knows no events."""
-    make_event = getattr(getattr(torch, device.type, None), "Event", None)
-    if make_event is None:
+    backend: Any = getattr(torch, device.type, None)
+    if not hasattr(backend, "Event"):
         return None
-    event = make_event()
-    event.record()
+    with backend.device(device) if hasattr(backend, "device") else nullcontext():
+        event = backend.Event()
+        event.record()
     return event
 
 
@@ -58,7 +60,7 @@ class Readings:
         if device is None:
             use([float(number) for number in numbers])
             return
-        precision = torch.float32 if device.type == "mps" else torch.float64
+        precision = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
         with torch.no_grad():
             flat = [
                 torch.as_tensor(number).detach().reshape(-1).to(device, precision)

@@ -34,7 +34,7 @@ class SampleOrder:
     def __init__(self, note_order: Callable[[Order], None]) -> None:
         self._note_order = note_order
         self._epoch = 0
-        self._sizes: deque[int] = deque()
+        self._sizes: deque[int | None] = deque()
 
     def batch_size(self) -> int | None:
         """Return how many samples the loader's next batch has, None if that is not known.
@@ -49,8 +49,9 @@ class SampleOrder:
         self._sizes.clear()
         first: list[Any] | None = []
         for each in sampled:
-            indices = each if isinstance(each, (list, tuple)) else [each]
-            self._sizes.append(len(indices))
+            is_batch = isinstance(each, (list, tuple))
+            indices = each if is_batch else [each]
+            self._sizes.append(len(indices) if is_batch else None)  # one item may be a batch
             if first is not None:
                 first.extend(indices)
                 if len(first) >= ORDER_SAMPLES:
@@ -93,10 +94,12 @@ def watched(loader: Any, order: SampleOrder) -> Iterator[None]:
     seen.
     """
     # accelerate's loader, which transformers uses, has the one that is asked inside.
-    attributes = getattr(getattr(loader, "base_dataloader", loader), "__dict__", {})
+    asked = getattr(loader, "base_dataloader", loader)
+    attributes = getattr(asked, "__dict__", {})
     name = "batch_sampler" if attributes.get("batch_sampler") is not None else "sampler"
     sampler = attributes.get(name)
-    if sampler is None or _counts_nothing(sampler):
+    # torchdata's stateful loader asks its sampler's iterator for a state.
+    if sampler is None or _counts_nothing(sampler) or hasattr(asked, "state_dict"):
         yield
         return
     attributes[name] = _Watched(sampler, order)

@@ -9,7 +9,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 
 from tailwatch_tracing import clock, families
-from tailwatch_tracing.training.gradients import gradients, total_norm
+from tailwatch_tracing.training.gradients import gradients, local_part, total_norm
 from tailwatch_tracing.training.readings import Readings
 from tailwatch_tracing.training.record import RankRecord
 
@@ -27,7 +27,9 @@ class Losses:
 
     def add(self, loss: Any) -> None:
         """Keep one, by a copy: a captured CUDA graph writes the next into the same tensor."""
-        self._losses.append(loss.detach().clone() if hasattr(loss, "detach") else float(loss))
+        self._losses.append(
+            local_part(loss).detach().clone() if hasattr(loss, "detach") else float(loss)
+        )
 
     def read(self, *, is_due: bool) -> None:
         """Have them read if it is due, or was not for 5 s."""
@@ -101,7 +103,13 @@ class Steps:
         self._samples += samples
 
     def tell_norm(self, norm: Any, max_norm: float | None) -> None:
-        """Take the norm of the whole gradient instead of computing it."""
+        """Take the norm of the whole gradient instead of computing it.
+
+        Raises:
+            TypeError: it is a DTensor, whose value only all ranks together can ask for.
+        """
+        if hasattr(norm, "full_tensor"):
+            raise TypeError("grad_norm got a DTensor: expected what its full_tensor() returns")
         self._told_norm = norm.detach() if hasattr(norm, "detach") else float(norm)
         if max_norm is not None:
             self._limited_norms.append((self._told_norm, max_norm))

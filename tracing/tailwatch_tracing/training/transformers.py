@@ -90,6 +90,7 @@ class TrainingMonitorCallback(_TrainerCallback):  # type: ignore[misc]
         if self.monitor is not None and logs:
             if "loss" in logs:
                 self.monitor.loss(logs["loss"])
+                self.monitor.read_losses()
             if "grad_norm" in logs:
                 self.monitor.show_norm(logs["grad_norm"])
 
