@@ -13,11 +13,25 @@ from importlib.metadata import version
 
 from tests.bench.harness import MINIMUM_SLOTS, Result, Verdict, table
 
-BENCHES = ("middleware", "routes", "stages", "spans", "memory", "merge", "gpu_scrape", "host_scrape")
+BENCHES = (
+    "middleware",
+    "routes",
+    "stages",
+    "spans",
+    "memory",
+    "growth",
+    "merge",
+    "render",
+    "scrape_overlap",
+    "throughput",
+    "gpu_scrape",
+    "host_scrape",
+)
 PEERS = (
     "starlette",
     "asgi-runway",
     "prometheus-fastapi-instrumentator",
+    "starlette-exporter",
     "prometheus-client",
     "fastapi",
     "opentelemetry-instrumentation-fastapi",

@@ -89,7 +89,12 @@ def merged(directory: WorkerDirectory) -> list[Family | HistogramFamily]:
     for key, counts in directory.read(None).sums.items():
         if is_published(key.metric, key.values, len(counts)):
             snapshot.add_counts(key.metric, Series(key.owner, key.values), counts)
-    return list(families_of(snapshot))
+    return [
+        family._replace(series=list(family.series))
+        if isinstance(family, HistogramFamily)
+        else family
+        for family in families_of(snapshot)
+    ]
 
 
 @contextmanager

@@ -86,9 +86,9 @@ def measure(requests: int, passes: int) -> dict[str, float]:
         for name, application in {
             BARE: application(),
             NOOP: _with_noop(),
-            OURS: _with_tailwatch(),
+            OURS: with_tailwatch(),
             RUNWAY: _with_runway(),
-            INSTRUMENTATOR: _with_instrumentator(),
+            INSTRUMENTATOR: with_instrumentator(),
         }.items()
     }
     costs = asyncio.run(cpu_per_request(targets, requests, passes))
@@ -115,7 +115,7 @@ def _with_noop() -> Starlette:
     return app
 
 
-def _with_tailwatch() -> Starlette:
+def with_tailwatch() -> Starlette:
     from tailwatch_tracing import StageTimingMiddleware
 
     app = application()
@@ -138,7 +138,7 @@ def _with_runway() -> Starlette:
     return app
 
 
-def _with_instrumentator() -> Starlette:
+def with_instrumentator() -> Starlette:
     """Follow its README's fast track."""
     from prometheus_fastapi_instrumentator import Instrumentator
 

@@ -25,7 +25,7 @@ from tailwatch_tracing.exposition import (
 )
 from tailwatch_tracing.page import no_pause
 
-AWKWARD = 'a"b\\c\nd,e}f{g é'
+AWKWARD = 'a"b\\c\nd,e}f{g é %d %% \0'
 FAMILIES = (
     Family(
         "demo_things_total",
@@ -42,6 +42,7 @@ FAMILIES = (
         (0.001, 1, 120.0),
         [
             HistogramSeries(labels(route="/a/{b}"), [1, 0, 2, 4], 512.25),
+            HistogramSeries(labels(route=AWKWARD), [0, 0, 0, 2], 1000.0),
             HistogramSeries("", [0, 0, 0, 0], 0.0),
         ],
     ),
@@ -67,6 +68,12 @@ EXPECTED = {
     ("demo_seconds_bucket", (("le", "+Inf"), ("route", "/a/{b}"))): 7.0,
     ("demo_seconds_count", (("route", "/a/{b}"),)): 7.0,
     ("demo_seconds_sum", (("route", "/a/{b}"),)): 512.25,
+    ("demo_seconds_bucket", (("le", "0.001"), ("route", AWKWARD))): 0.0,
+    ("demo_seconds_bucket", (("le", "1.0"), ("route", AWKWARD))): 0.0,
+    ("demo_seconds_bucket", (("le", "120.0"), ("route", AWKWARD))): 0.0,
+    ("demo_seconds_bucket", (("le", "+Inf"), ("route", AWKWARD))): 2.0,
+    ("demo_seconds_count", (("route", AWKWARD),)): 2.0,
+    ("demo_seconds_sum", (("route", AWKWARD),)): 1000.0,
     ("demo_seconds_bucket", (("le", "0.001"),)): 0.0,
     ("demo_seconds_bucket", (("le", "1.0"),)): 0.0,
     ("demo_seconds_bucket", (("le", "120.0"),)): 0.0,
@@ -120,6 +127,18 @@ def test_exemplars_are_on_their_bucket_in_openmetrics_only() -> None:
     assert with_exemplar[0].exemplar.value == 0.67
     assert float(with_exemplar[0].exemplar.timestamp) == 1700000000.5
     assert b" # {" not in render_families([family])
+
+
+def test_an_exemplar_is_on_its_bucket_whatever_the_labels_have() -> None:
+    """Bytes know more ends of a line than the format does."""
+    exemplar = Exemplar("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 0.67, 1700000000.5)
+    series = HistogramSeries(
+        labels(route="a\rb\x0bc\x85"), [0, 1, 0], 0.67, {1: exemplar, 7: exemplar}
+    )
+    page = render_families([HistogramFamily("d", "D.", (0.5, 1.0), [series])], openmetrics=True)
+    found = [line for line in page.decode().split("\n") if " # {" in line]
+    assert len(found) == 1
+    assert 'le="1.0"} 1 # {trace_id="0af7651916cd43dd8448eb211c80319c"' in found[0]
 
 
 def test_a_histogram_with_a_missing_bucket_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -10,9 +11,21 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tailwatch_tracing import StageTimingMiddleware, service, stage
-from tailwatch_tracing.page import is_published
+from tailwatch_tracing.page import Snapshot, is_published
 from tests.tracing.asgi import nonzero, request, requests
 from tests.tracing.conftest import Clock
+
+
+def test_counts_are_nothing_for_the_garbage_collector_to_look_at_again() -> None:
+    """Those of very many series would make it go through everything that the service has."""
+    service.service_named("s").route_cells("/x").duration.observe(10**6)
+    snapshot = Snapshot()
+    for _ in range(2):  # read, and added to
+        service.service_named("s").snapshot_into(snapshot)
+        gc.collect()
+        counts = [each for family in snapshot.counts.values() for each in family.values()]
+        assert len(counts) > 3
+        assert not any(map(gc.is_tracked, counts))
 
 
 def serve_plain_and_staged(clock: Clock) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import threading
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
@@ -22,6 +24,18 @@ from tailwatch_tracing.scrapes import (
 )
 
 SMALL, LARGE = 10, KEPT_FROM_BYTES
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    for thread in threads():
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tailwatch-metrics"]
 
 
 class Maker:
@@ -58,14 +72,27 @@ def number(scrapes: Scrapes, openmetrics: bool = False, is_gzipped: bool = False
     return int(gzip.decompress(body) if is_gzipped else body)
 
 
-def test_those_who_ask_at_the_same_time_share_one_page() -> None:
+def test_those_who_ask_while_a_page_is_made_share_the_next() -> None:
+    """Of the one being made they would not know what it has read already."""
     make = Maker(SMALL, is_held=True)
     scrapes = Scrapes(make)
-    futures = [scrapes.page(False, False) for _ in range(20)]
-    futures[0].cancel()  # as its scraper may have left
+    first, *others = [scrapes.page(False, False) for _ in range(20)]
+    others[0].cancel()  # as its scraper may have left
     make.go.set()
-    assert {id(future.result(30)) for future in futures} == {id(futures[0].result(30))}
-    assert make.made == [False]
+    assert int(first.result(30).blocks[0]) == 1
+    assert {int(other.result(30).blocks[0]) for other in others} == {2}
+    assert make.made == [False, False]
+    assert number(scrapes) == 3
+
+
+def test_those_who_ask_while_a_large_page_is_made_get_it() -> None:
+    rest = Rest()
+    make = Maker(LARGE, is_held=True)
+    scrapes = Scrapes(make, rest)
+    futures = [scrapes.page(False, False) for _ in range(20)]
+    make.go.set()
+    assert {int(future.result(30).blocks[0]) for future in futures} == {1}
+    rest.over.set()
 
 
 def test_each_format_has_a_page_of_its_own() -> None:
@@ -100,17 +127,6 @@ def test_a_large_page_is_not_kept_where_other_workers_answer_too() -> None:
     assert [number(scrapes) for _ in range(3)] == [1, 2, 3]
 
 
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "tailwatch-metrics"]
-
-
-def test_no_thread_is_left_when_the_page_is_made() -> None:
-    number(Scrapes(Maker(SMALL)))
-    for thread in threads():
-        thread.join(30)
-    assert threads() == []
-
-
 def test_a_page_that_cannot_be_made_fails_its_scrapes_and_not_the_next() -> None:
     failures = [ValueError("once")]
     make = Maker(SMALL)
@@ -126,16 +142,35 @@ def test_a_page_that_cannot_be_made_fails_its_scrapes_and_not_the_next() -> None
     assert number(scrapes) == 1
 
 
+def test_those_who_wait_behind_a_page_that_fails_get_the_next() -> None:
+    failing = threading.Event()
+    numbers = itertools.count()
+
+    def make(openmetrics: bool, pause: Pause) -> Page:
+        if next(numbers) == 0:
+            assert failing.wait(30)
+            raise ValueError("first")
+        return Page([b"1"], "text/plain", False)
+
+    scrapes = Scrapes(make)
+    first, second = scrapes.page(False, False), scrapes.page(False, False)
+    failing.set()
+    with pytest.raises(ValueError, match="first"):
+        first.result(30)
+    assert second.result(30).blocks == [b"1"]
+
+
 def test_nobody_waits_for_a_page_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     make = Maker(SMALL, is_held=True)
     held = Scrapes(make)
     stuck = held.page(False, False)
-    assert held.page(False, False) is stuck
+    waits = held.page(False, False)
+    assert len(threads()) == 1
     monkeypatch.setattr(scrapes, "PATIENCE_SECONDS", 0.0)
-    other = held.page(False, False)
-    assert other is not stuck
+    assert held.page(False, False) is waits  # a new thread is at it now
+    assert len(threads()) == 2
     make.go.set()
-    assert stuck.result(30) is not other.result(30)
+    assert stuck.result(30) is not waits.result(30)
 
 
 def test_a_forked_child_shares_nothing_with_its_parent() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import http.client
+import os
+import signal
 import socket
 import threading
 import time
@@ -30,6 +32,7 @@ from tailwatch_tracing import (
 )
 from tailwatch_tracing.client_registry import Pause
 from tailwatch_tracing.exposition import render_families
+from tailwatch_tracing.metrics_server import MAX_CONNECTIONS
 from tailwatch_tracing.service import service_named
 from tests.tracing.asgi import Exchange, http_scope, nonzero, page_values, request, values
 
@@ -312,6 +315,31 @@ def test_a_scrape_that_is_cancelled_leaves_the_page_to_the_others(
     assert nonzero("tailwatch_errors_total", ["where"]) == {}
 
 
+def test_a_child_forked_during_a_scrape_answers_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that makes the parent's page is not in the child, whatever it holds."""
+    parent, rendering, release = os.getpid(), threading.Event(), threading.Event()
+
+    def collect(pause: Pause) -> list[Any]:
+        if os.getpid() == parent:
+            rendering.set()
+            assert release.wait(60)
+        return []
+
+    monkeypatch.setattr(serving, "collect", collect)
+    scrape = serving._scrapes.page(False, False)
+    assert rendering.wait(30)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        answered = asyncio.run(request(metrics_app(), "/")).status
+        os._exit(0 if answered == 200 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    release.set()
+    assert scrape.result(30).length > 0
+
+
 # --- who may ---
 
 TOKEN = "Bearer s3cret"
@@ -485,6 +513,41 @@ def test_serves_on_a_port_of_its_own_with_the_event_loop_blocked() -> None:
         server.close()
     with pytest.raises(ConnectionRefusedError):
         get(server.port)
+
+
+def test_a_port_of_its_own_asks_for_the_same() -> None:
+    server = serve_metrics(0, metrics_auth="Basic prometheus:s3cret")
+    try:
+        assert get(server.port)[0] == REFUSED
+        assert get(server.port, Authorization="Basic " + "cHJvbWV0aGV1czpzM2NyZXQ=")[0] == 200
+        assert get(server.port, Authorization="Basic " + "cHJvbWV0aGV1czp3cm9uZw==")[0] == REFUSED
+    finally:
+        server.close()
+
+
+def test_idle_connections_are_bounded_and_their_end_makes_room() -> None:
+    server = serve_metrics(0)
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
+    try:
+        with pytest.raises(ConnectionError):
+            get(server.port)
+        for connection in idle:
+            connection.close()
+        for _ in range(MAX_CONNECTIONS + 1):
+            assert answered(server.port)
+    finally:
+        server.close()
+
+
+def answered(port: int) -> bool:
+    """Ask until a thread that served another one has noted its end."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            return bool(get(port)[0] == 200)
+        except ConnectionError:
+            continue
+    return False
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], answer: Callable[[Scrape], Answer]) -> None:
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET

@@ -163,13 +163,13 @@ def _tell_of_plain_requests(snapshot: Snapshot) -> None:
                 snapshot.add_counts(STAGE_SECONDS.name, unattributed, [counts[-1], 0])
 
 
-_label_texts: dict[tuple[str, Series], str] = {}
+_label_texts: dict[tuple[str, str, Labels], str] = {}
 _LABEL_TEXTS = 100_000  # kept at most; more than the caps of several services allow
 
 
 def label_text(metric: Metric, owner: str, values: Labels) -> str:
     """Return rendered labels with `service` first, kept for the next scrape."""
-    key = (metric.name, Series(owner, values))
+    key = (metric.name, owner, values)
     text = _label_texts.get(key)
     if text is None:
         if len(_label_texts) >= _LABEL_TEXTS:

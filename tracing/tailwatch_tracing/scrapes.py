@@ -94,17 +94,30 @@ class _Kind(NamedTuple):
     is_gzipped: bool
 
 
-class _Making(NamedTuple):
-    page: Future[Page]
-    since: float
+class _Making:
+    """A page that a thread makes, and the one after it, for those who came since."""
+
+    __slots__ = ("following", "page", "since")
+
+    def __init__(self, page: Future[Page] | None = None) -> None:
+        self.page = page or _future()
+        self.since = time.monotonic()
+        self.following: Future[Page] | None = None
+
+
+def _future() -> Future[Page]:
+    future: Future[Page] = Future()
+    future.set_running_or_notify_cancel()  # no single scraper can cancel it
+    return future
 
 
 class Scrapes:
     """Answers scrapes with pages.
 
-    One that comes while a page of its kind is made gets that page. A page of `KEPT_FROM_BYTES`,
-    about 10,000 lines, is also the answer to whoever comes up to `KEPT_SECONDS` later; a smaller
-    one, as almost all are, costs little and is made anew, so that it has all that happened before.
+    Those who come while a page of their kind is made share the next one, which is made right after
+    it: each has all that happened before it was asked for. A page of `KEPT_FROM_BYTES`, about
+    10,000 lines, is also the answer to whoever has come meanwhile or comes up to `KEPT_SECONDS`
+    later.
 
     Args:
         make: Returns the page in a format, pausing on the way.
@@ -136,39 +149,64 @@ class Scrapes:
             RuntimeError: no thread can be started.
         """
         kind = _Kind(openmetrics, gzip)
-        now = time.monotonic()
         with self._lock:
             making = self._makings.get(kind)
-            # Beyond that a scraper has given up, and what holds up its page will not end soon.
-            if making is not None and (making.page.done() or now - making.since < PATIENCE_SECONDS):
+            if making is None:
+                return self._begin(kind, _Making())
+            if making.page.done():
                 return making.page
-            making = _Making(Future(), now)
-            making.page.set_running_or_notify_cancel()  # no single scraper can cancel it
-            threading.Thread(
-                target=self._run, args=(kind, making), name="tailwatch-metrics", daemon=True
-            ).start()
-            self._makings[kind] = making
-            return making.page
+            if time.monotonic() - making.since >= PATIENCE_SECONDS:
+                # Scrapers have given up, and what holds up their page will not end soon.
+                page, making.following = making.following, None
+                return self._begin(kind, _Making(page))
+            if making.following is None:
+                making.following = _future()
+            return making.following
+
+    def _begin(self, kind: _Kind, making: _Making) -> Future[Page]:
+        threading.Thread(
+            target=self._run, args=(kind, making), name="tailwatch-metrics", daemon=True
+        ).start()
+        self._makings[kind] = making
+        return making.page
 
     def _run(self, kind: _Kind, making: _Making) -> None:
-        try:
-            pause = Turns().pause
-            page = self._make(kind.openmetrics, pause)
-            is_kept = page.length >= KEPT_FROM_BYTES and self._may_keep()
-            if kind.is_gzipped:
-                page = gzipped(page, pause)
-        except BaseException as error:
-            self._drop(kind, making)
-            making.page.set_exception(error)
-            return
-        if not is_kept:
-            self._drop(kind, making)
-        making.page.set_result(page)
-        if is_kept:
-            self._rest(KEPT_SECONDS)
-            self._drop(kind, making)
+        next_making: _Making | None = making
+        while next_making is not None:
+            making = next_making
+            try:
+                pause = Turns().pause
+                page = self._make(kind.openmetrics, pause)
+                is_kept = page.length >= KEPT_FROM_BYTES and self._may_keep()
+                if kind.is_gzipped:
+                    page = gzipped(page, pause)
+            except BaseException as error:
+                next_making = self._follow(kind, making)
+                making.page.set_exception(error)
+                continue
+            if is_kept:
+                self._keep(kind, making, page)
+                return
+            next_making = self._follow(kind, making)
+            making.page.set_result(page)
 
-    def _drop(self, kind: _Kind, making: _Making) -> None:
+    def _follow(self, kind: _Kind, making: _Making) -> _Making | None:
+        """Return what is to be made for those who came meanwhile, if anybody did."""
+        with self._lock:
+            following = None if making.following is None else _Making(making.following)
+            if self._makings.get(kind) is making:
+                if following is None:
+                    del self._makings[kind]
+                else:
+                    self._makings[kind] = following
+            return following
+
+    def _keep(self, kind: _Kind, making: _Making, page: Page) -> None:
+        with self._lock:
+            making.page.set_result(page)
+            if making.following is not None:
+                making.following.set_result(page)
+        self._rest(KEPT_SECONDS)
         with self._lock:
             if self._makings.get(kind) is making:
                 del self._makings[kind]
