@@ -64,6 +64,7 @@ def test_what_is_counted_is_read_at_any_moment(tmp_path: Path) -> None:
 
 
 def test_cells_stay_where_they_are_while_the_file_grows(tmp_path: Path) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
     file = make(tmp_path / "w.cells")
     cells = [file.allocate("s", "m", (str(i),), 1 + i % 80) for i in range(2000)]
     big = file.allocate("s", "big", (), 100_000)
@@ -75,7 +76,8 @@ def test_cells_stay_where_they_are_while_the_file_grows(tmp_path: Path) -> None:
     for i in range(2000):
         assert found[Key("m", "s", (str(i),))] == [0] * (i % 80) + [i]
     assert found[Key("big", "s", ())][-1] == 1
-    assert len(os.listdir("/proc/self/fd")) < 100
+    # A mapping holds a descriptor: one for each piece it grew by, none for each cell.
+    assert len(os.listdir("/proc/self/fd")) - descriptors < 50
 
 
 def test_a_renamed_owner_keeps_its_cells(tmp_path: Path) -> None:
