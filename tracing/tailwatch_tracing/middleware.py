@@ -12,15 +12,7 @@ from tailwatch_tracing.authorization import authorization
 from tailwatch_tracing.cpu import drive
 from tailwatch_tracing.exemplars import observe
 from tailwatch_tracing.families import DEFAULT_SERIES_LIMIT, UPSTREAM_WAIT
-from tailwatch_tracing.request import (
-    NO_SCOPE,
-    UNNOTICED_NS,
-    Receive,
-    Request,
-    Send,
-    receive_after_end,
-    send_after_end,
-)
+from tailwatch_tracing.request import UNNOTICED_NS, Receive, Request, Send
 from tailwatch_tracing.routes import RouteTable, Scope
 from tailwatch_tracing.runtime import runtime
 from tailwatch_tracing.service import service_named
@@ -191,12 +183,6 @@ class StageTimingMiddleware:
                     request.span.detach()
             except ValueError:  # closed in another context, which has nothing to restore
                 pass
-            # Timers that the server set in this context, as for keeping the connection alive, hold
-            # the request: uvicorn's on asyncio a hundred of them after their cancellation. With the
-            # server's own objects in each, every fortieth request begins a garbage collection.
-            request.scope = NO_SCOPE
-            request.server_receive = receive_after_end
-            request.server_send = send_after_end
 
     async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         workers.serve()

@@ -375,21 +375,6 @@ class Request(Unit):
         return "timeout"
 
 
-NO_SCOPE: Scope = {}
-"""In the place of the server's objects once the application has returned, with the next two."""
-
-
-async def receive_after_end() -> Message:
-    """Tell a task that outlives its request that the client has left, as servers do."""
-    return {"type": "http.disconnect"}
-
-
-async def send_after_end(message: Message) -> None:
-    """Refuse what a task that outlives its request sends, as servers do."""
-    kind = message["type"]
-    raise RuntimeError(f"Unexpected ASGI message {kind!r}: the application has returned")
-
-
 class Ended(NamedTuple):
     """What is known of a request when its time has ended."""
 
